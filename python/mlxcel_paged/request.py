@@ -1,0 +1,164 @@
+"""What a caller asks for and what it gets back: the only types that cross from a server or a command to the engine.
+
+Pure data, checked once when it is made; no MLX and no Rust core is imported here.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+_MAX_TOKEN_ID = 2**31 - 1
+_SEED_RANGE = range(-(2**63), 2**64)
+
+
+class InvalidRequestError(ValueError):
+    """A field of a request has a value that cannot be honoured.
+
+    Attributes:
+        param: name of the field.
+        value: what was given.
+    """
+
+    slug = "invalid_request"
+
+    def __init__(self, param: str, value: object, expected: str) -> None:
+        super().__init__(f"{param} must be {expected}, got {value!r}")
+        self.param = param
+        self.value = value
+
+
+class FinishReason(Enum):
+    """Why a request ended. The values are the ones metrics use as label."""
+
+    STOP = "stop"  # the model sampled a stop token
+    LENGTH = "length"  # max_tokens, the context or the pool is used up
+    ABORT = "abort"  # the caller withdrew it, or the engine is stopping
+    ERROR = "error"  # a step failed; the event carries the exception
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are chosen; mlx-lm's sampler semantics.
+
+    Args:
+        max_tokens: most tokens to generate, at least 0; None means as many as the context holds.
+        temperature: 0 takes the most likely token; finite, not negative.
+        top_p: nucleus mass in [0, 1]; 1 is off, 0 keeps the most likely token alone.
+        top_k: number of most likely tokens kept; 0 is off.
+        min_p: least probability relative to the most likely token, in [0, 1]; 0 is off.
+        seed: start of the request's own random stream; None draws one.
+        stop_token_ids: tokens that end the request besides the model's end-of-sequence tokens.
+        ignore_eos: keep generating past the model's end-of-sequence tokens.
+
+    Raises:
+        InvalidRequestError: a value is out of its range or of another type.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, minimum=0)
+        _check_float("temperature", self.temperature, maximum=math.inf)
+        _check_float("top_p", self.top_p, maximum=1.0)
+        _check_int("top_k", self.top_k, minimum=0)
+        _check_float("min_p", self.min_p, maximum=1.0)
+        if self.seed is not None:
+            _check_int("seed", self.seed, minimum=_SEED_RANGE.start)
+            if self.seed >= _SEED_RANGE.stop:
+                raise InvalidRequestError("seed", self.seed, "a 64-bit integer")
+        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequestError("ignore_eos", self.ignore_eos, "true or false")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken, so that no random number is drawn."""
+        return self.temperature == 0.0
+
+
+@dataclass(slots=True)
+class Request:
+    """One prompt to be continued.
+
+    Args:
+        request_id: name that events and `abort` use; unique among the requests that are alive.
+        prompt_token_ids: at least one token id.
+        sampling: how to choose tokens.
+        arrival_time: seconds on the monotonic clock.
+
+    Raises:
+        InvalidRequestError: the prompt is empty or holds something that is no token id.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    arrival_time: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.request_id, str) or not self.request_id:
+            raise InvalidRequestError("request_id", self.request_id, "a string that is not empty")
+        self.prompt_token_ids = list(_token_ids("prompt", self.prompt_token_ids))
+        if not self.prompt_token_ids:
+            raise InvalidRequestError("prompt", self.prompt_token_ids, "at least one token")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One step of a request's life, delivered in order; the last one has a finish_reason.
+
+    `token_id` is the token generated in this step, or None when the request ended without one (abort, error,
+    max_tokens 0). An event with LENGTH usually carries the last token. An event with STOP carries the stop
+    token itself: it counts as generated, and it is not part of the text.
+    """
+
+    request_id: str
+    token_id: int | None = None
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
+
+
+def _check_int(param: str, value: object, *, minimum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequestError(param, value, "an integer")
+    if value < minimum:
+        raise InvalidRequestError(param, value, f"at least {minimum}")
+
+
+def _check_float(param: str, value: object, *, maximum: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidRequestError(param, value, "a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not (math.isfinite(number) and 0.0 <= number <= maximum):
+        raise InvalidRequestError(param, value, f"between 0 and {maximum:g}" if maximum < math.inf else "at least 0")
+
+
+def _token_ids(param: str, values: object) -> tuple[int, ...]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise InvalidRequestError(param, values, "a sequence of token ids")
+    token_ids = tuple(values)
+    if all(type(token_id) is int for token_id in token_ids):
+        if token_ids and (min(token_ids) < 0 or max(token_ids) > _MAX_TOKEN_ID):
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id <= _MAX_TOKEN_ID)
+            raise InvalidRequestError(param, wrong, f"made of token ids between 0 and {_MAX_TOKEN_ID}")
+        return token_ids
+    for token_id in token_ids:
+        if isinstance(token_id, bool) or not hasattr(token_id, "__index__"):
+            raise InvalidRequestError(param, token_id, "made of integer token ids")
+    return _token_ids(param, [operator.index(token_id) for token_id in token_ids])
