@@ -29,3 +29,48 @@ $(VENV)/.deps: pyproject.toml | $(BIN)/pip
 .PHONY: install
 install: $(VENV)/.deps ## build the Rust core and install everything into .venv
 	$(BIN)/maturin develop --release --extras $(EXTRA)
+
+.PHONY: run
+run: install ## install and serve the embedded model on http://$(HOST):$(PORT)
+	$(BIN)/mlxcel-paged serve --model embedded --host $(HOST) --port $(PORT)
+
+.PHONY: test test-rust test-python
+test: install loom test-rust test-python ## everything: Rust, loom models, Python, the real model
+test-rust:
+	cargo test --release --workspace
+test-python:
+	$(BIN)/pytest -m "not full"
+
+.PHONY: test-full
+test-full: install ## the complete parameter products
+	cargo test --release --workspace -- --include-ignored
+	$(BIN)/pytest
+
+# The cfg changes every crate's fingerprint, so these builds have a target directory of their own.
+.PHONY: loom
+loom: ## check the lock-free parts under every interleaving that loom explores
+	RUSTFLAGS="--cfg paged_loom" LOOM_MAX_PREEMPTIONS=$${LOOM_MAX_PREEMPTIONS:-2} \
+	  cargo test --release -p paged-core --test loom --target-dir target/loom
+
+.PHONY: lint
+lint: install ## formatting, clippy, ruff, mypy and the stub of the compiled module
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest mlxcel_paged._core --allowlist .stubtest-allowlist
+
+.PHONY: format
+format: ## rewrite the sources in the project's format
+	cargo fmt --all
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: bench
+bench: install ## the measurements of the README: plan, kernel, decode and prefill
+	cargo bench plan-update
+	$(BIN)/mlxcel-paged bench plan
+	$(BIN)/mlxcel-paged bench kernel --backend cpu --backend gather --batch 4 --context 4096 --heads 32/8 --head-dim 128 --dtype float16 --dtype float32
+	$(BIN)/mlxcel-paged bench decode --model embedded --arms dense,gather,fused --batch 4 --context 256 --context 4096 --steps 16
+	$(BIN)/mlxcel-paged bench prefill --model embedded --tokens 2048

@@ -1,0 +1,85 @@
+"""What an engine is asked to be. Checked once, on construction, before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Device = Literal["auto", "cpu", "gpu"]
+DecodeStorage = Literal["auto", "paged", "dense"]
+Arm = Literal["auto", "fused", "gather"]
+DType = Literal["float32", "float16", "bfloat16"]
+
+PAGE_SIZES = (8, 16, 32, 64, 128)
+DEFAULT_PAGE_SIZE = 32
+MAX_PARALLEL = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Settings of one engine.
+
+    Attributes:
+        model: `embedded`, a local directory, a `.gguf` file or a Hugging Face repository id.
+        device: `auto` takes MLX's default device.
+        decode_storage: `auto` is paged when several sequences are batched and every attention layer can be paged.
+        parallel: Sequences that decode together at most.
+        no_batch: One sequence at a time (`parallel` counts as 1).
+        page_size: Tokens in a page.
+        kv_cache_budget: Bytes for KV pages and the kernel workspace; None derives it from the free memory.
+        max_context: Tokens of prompt and output of one request at most; None takes the model's.
+        prefill_chunk: Prompt tokens that one step computes at most.
+        dtype: Dtype of weights and pages; None takes float32 on the CPU and the model's own elsewhere.
+        keep_quantized: Keep quantized weights on the CPU instead of dequantizing them at load.
+        arm: `fused` and `gather` pin the attention path; `auto` follows the dispatch policy.
+
+    Raises:
+        ValueError: A field is out of range; the message names it.
+    """
+
+    model: str = "embedded"
+    device: Device = "auto"
+    decode_storage: DecodeStorage = "auto"
+    parallel: int = 4
+    no_batch: bool = False
+    page_size: int = DEFAULT_PAGE_SIZE
+    kv_cache_budget: int | None = None
+    max_context: int | None = None
+    prefill_chunk: int = 512
+    dtype: DType | None = None
+    keep_quantized: bool = False
+    arm: Arm = "auto"
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ValueError("model is empty (hint: `embedded` needs no download)")
+        _check_choice("device", self.device, get_args(Device))
+        _check_choice("decode_storage", self.decode_storage, get_args(DecodeStorage))
+        _check_choice("arm", self.arm, get_args(Arm))
+        _check_choice("dtype", self.dtype, (None, *get_args(DType)))
+        _check_choice("page_size", self.page_size, PAGE_SIZES)
+        _check_range("parallel", self.parallel, 1, MAX_PARALLEL)
+        _check_range("prefill_chunk", self.prefill_chunk, 1, 1 << 20)
+        if self.max_context is not None:
+            _check_range("max_context", self.max_context, 2, 1 << 24)
+        if self.kv_cache_budget is not None:
+            _check_range("kv_cache_budget", self.kv_cache_budget, 0, 1 << 62)
+        if self.no_batch and self.decode_storage == "paged":
+            raise ValueError("no_batch decodes one sequence on dense storage; it excludes decode_storage paged")
+        if self.decode_storage == "dense" and self.arm != "auto":
+            raise ValueError(f"arm {self.arm} needs pages; it excludes decode_storage dense")
+
+    @property
+    def max_batch(self) -> int:
+        """Sequences that decode together at most."""
+        return 1 if self.no_batch else self.parallel
+
+
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}: {value!r}")
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be between {low} and {high}: {value}")

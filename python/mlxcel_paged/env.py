@@ -1,0 +1,46 @@
+"""Every environment variable the package reads, typed, in one place.
+
+Values are read when asked for, so a test or a long-lived process may change them; what was not understood is
+reported once per value.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+
+logger = logging.getLogger("mlxcel_paged")
+
+NATIVE_ATTENTION = "MLXCEL_PAGED_ATTENTION_NATIVE"
+
+_OFF = frozenset({"0", "false", "off", "no"})
+_FORCE = frozenset({"1", "true", "on", "yes"})
+_reported: set[tuple[str, str]] = set()
+
+
+class NativeAttention(enum.Enum):
+    """What `MLXCEL_PAGED_ATTENTION_NATIVE` asks of the dispatch."""
+
+    OFF = "off"  # the kill switch: gather end to end
+    FORCE = "force"  # fused for every shape that the kernel can serve
+    POLICY = "policy"  # fused wherever the validated matrix serves the shape
+
+
+def native_attention() -> NativeAttention:
+    """Reads `MLXCEL_PAGED_ATTENTION_NATIVE`; unset, empty or not understood means `POLICY`."""
+    raw = os.environ.get(NATIVE_ATTENTION)
+    value = (raw or "").strip().lower()
+    if value in _OFF:
+        return NativeAttention.OFF
+    if value in _FORCE:
+        return NativeAttention.FORCE
+    if value:
+        _report_once(NATIVE_ATTENTION, raw or "", "the default policy applies; use 0 (gather) or 1 (force fused)")
+    return NativeAttention.POLICY
+
+
+def _report_once(name: str, value: str, consequence: str) -> None:
+    if (name, value) not in _reported:
+        _reported.add((name, value))
+        logger.warning("%s=%r is not understood: %s", name, value, consequence)
