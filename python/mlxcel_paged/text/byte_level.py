@@ -10,13 +10,15 @@ from __future__ import annotations
 import codecs
 from typing import Any
 
+from mlxcel_paged.text.special import special_token_ids
+
 
 class ByteLevelVocab:
     """The bytes of every token of one tokenizer, looked up once and kept."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._special = frozenset(tokenizer.all_special_ids)
+        self._special = special_token_ids(tokenizer)
         self._bytes: dict[int, bytes] = {}
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -11,6 +11,8 @@ import codecs
 import re
 from typing import Any
 
+from mlxcel_paged.text.special import special_token_ids
+
 REPLACEMENT = "\ufffd"
 # Tokens without certain text that are kept at most. A character needs 4; a model that emits nothing but invalid bytes
 # must not make every further token slower.
@@ -23,7 +25,7 @@ class WindowDetokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._special = frozenset(tokenizer.all_special_ids)
+        self._special = special_token_ids(tokenizer)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._context: list[int] = []  # tokens whose text is out
         self._pending: list[int] = []  # tokens whose text is not

@@ -1,0 +1,48 @@
+"""Names every request, and logs one line for each: method, path, status, time. Never a prompt, a query or an answer."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+logger = logging.getLogger("mlxcel_paged.access")
+
+CLIENT_GONE_STATUS = 499  # nginx's word for it; never sent
+
+
+class AccessLog:
+    """ASGI middleware around the whole app. Every answer gets an `x-request-id`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = uuid.uuid4().hex
+        status = 0
+
+        async def send_with_id(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        started = time.monotonic()
+        state = scope.setdefault("state", {})
+        state["client_gone"] = False
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            elapsed_ms = (time.monotonic() - started) * 1e3
+            shown_status = CLIENT_GONE_STATUS if state["client_gone"] else status
+            path = scope["path"].encode("unicode_escape").decode("ascii")
+            logger.info("%s %s %d %.1f ms %s", scope["method"], path, shown_status, elapsed_ms, request_id)

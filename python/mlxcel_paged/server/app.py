@@ -1,0 +1,56 @@
+"""Wires the endpoints into one ASGI app."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from mlxcel_paged.server.access_log import AccessLog
+from mlxcel_paged.server.chat import ChatCompletions
+from mlxcel_paged.server.completions import Completions
+from mlxcel_paged.server.config import ServerConfig
+from mlxcel_paged.server.engine_api import Engine
+from mlxcel_paged.server.errors import ApiError, answer_api_error, answer_http_exception, answer_unexpected
+from mlxcel_paged.server.health import Health
+from mlxcel_paged.server.models import Models
+from mlxcel_paged.server.service import Service
+
+
+def create_app(engine: Engine, config: ServerConfig) -> Starlette:
+    """The server as an ASGI app. The engine may still be loading; it is neither started nor stopped here."""
+    service = Service(engine, config)
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            service.close()
+
+    models = Models(service)
+    app = Starlette(
+        routes=[
+            Route("/v1/chat/completions", ChatCompletions(service), methods=["POST"]),
+            Route("/v1/completions", Completions(service), methods=["POST"]),
+            Route("/v1/models", models.list, methods=["GET"]),
+            Route("/v1/models/{model:path}", models.retrieve, methods=["GET"]),
+            Route("/health", Health(service).endpoint, methods=["GET"]),
+            Route("/metrics", service.metrics.endpoint, methods=["GET"]),
+        ],
+        middleware=[Middleware(AccessLog)],
+        exception_handlers={
+            ApiError: answer_api_error,
+            HTTPException: answer_http_exception,
+            Exception: answer_unexpected,
+        },
+        lifespan=lifespan,
+    )
+    # A redirect to the path without the slash would be neither the answer nor an error of OpenAI's shape.
+    app.router.redirect_slashes = False
+    app.state.service = service
+    return app

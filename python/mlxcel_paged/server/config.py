@@ -1,0 +1,65 @@
+"""What a server is asked to be. Checked once, on construction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Settings of the HTTP server.
+
+    Attributes:
+        host: Address to bind. The default is reachable from this machine alone; there is no authentication.
+        port: TCP port; 0 takes a free one.
+        served_model_name: Name in `/v1/models` and in answers; None takes the model's own.
+        model_aliases: Further names that requests may use for the model.
+        max_body_bytes: Largest request body; beyond it the answer is 413.
+        max_messages: Messages in one chat request at most.
+        max_prompts: Prompts in one `/v1/completions` request at most.
+        max_stop_strings: Stop strings in one request at most.
+        max_stop_characters: Characters in one stop string at most.
+        max_open_sequences: Sequences running and waiting at most; beyond it the answer is 429.
+        retry_after_s: Seconds that a client is told to wait after a 429 or 503.
+        keepalive_interval_s: A stream without a new token for this long gets an SSE comment. Until the first
+            token or the first comment no headers are sent, so that an early failure still has its status code.
+        shutdown_timeout_s: Seconds that running requests get to finish after SIGTERM.
+
+    Raises:
+        ValueError: A field is out of range; the message names it.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    served_model_name: str | None = None
+    model_aliases: tuple[str, ...] = ("default", "embedded")
+    max_body_bytes: int = 4 << 20
+    max_messages: int = 4096
+    max_prompts: int = 64
+    max_stop_strings: int = 16
+    max_stop_characters: int = 1024
+    max_open_sequences: int = 1024
+    retry_after_s: int = 1
+    keepalive_interval_s: float = 15.0
+    shutdown_timeout_s: int = 30
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            raise ValueError("host is empty (hint: 127.0.0.1 serves this machine, 0.0.0.0 every network)")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be between 0 and 65535: {self.port}")
+        if self.served_model_name is not None and not self.served_model_name:
+            raise ValueError("served_model_name is empty")
+        for name in (
+            "max_body_bytes",
+            "max_messages",
+            "max_prompts",
+            "max_stop_strings",
+            "max_stop_characters",
+            "max_open_sequences",
+            "retry_after_s",
+            "keepalive_interval_s",
+            "shutdown_timeout_s",
+        ):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive: {getattr(self, name)}")

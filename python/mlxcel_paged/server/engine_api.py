@@ -1,0 +1,71 @@
+"""The part of an engine that the server sees. Tests put a scripted engine behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from mlxcel_paged.request import Request, TokenEvent
+
+LOADING, READY, FAILED = "loading", "ready", "failed"
+
+
+class ServedModel(Protocol):
+    """What was loaded. It does not change while the engine is ready."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model in answers."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """A Hugging Face tokenizer or mlx-lm's TokenizerWrapper; the server is its only user."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that have an embedding."""
+
+
+class EngineStats(Protocol):
+    """A consistent look at the engine. Counters never fall."""
+
+    @property
+    def num_requests_running(self) -> int: ...
+    @property
+    def num_requests_waiting(self) -> int: ...
+    @property
+    def kv_pages_used(self) -> int: ...
+    @property
+    def kv_pages_total(self) -> int: ...
+    @property
+    def num_preemptions(self) -> int: ...
+    @property
+    def decode_launches(self) -> Mapping[str, int]:
+        """Attention launches of decode steps, one per layer and step, by outcome."""
+
+
+class Engine(Protocol):
+    """Runs requests. Every method may be called from any thread and returns at once."""
+
+    @property
+    def state(self) -> str:
+        """`loading`, `ready` (loaded and self-checked) or `failed` (for good)."""
+
+    @property
+    def model(self) -> ServedModel:
+        """The loaded model; only while `ready`."""
+
+    def submit(self, request: Request, on_event: Callable[[TokenEvent], None]) -> None:
+        """Queues a request, its max_tokens clamped to what the context and the pool hold.
+
+        `on_event` is called in order from the engine's thread; its last event has a finish reason.
+
+        Raises:
+            InvalidRequestError: it can never be served; with slug `context_length_exceeded` the prompt is too long.
+            QueueFullError: not now.
+        """
+
+    def abort(self, request_id: str) -> None:
+        """Withdraws a request; unknown and finished ones are ignored. Its pages are free within a step."""
+
+    def stats(self) -> EngineStats: ...

@@ -1,0 +1,82 @@
+"""Failures of a request as OpenAI's error body: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+logger = logging.getLogger("mlxcel_paged.server")
+
+_TYPES = {404: "invalid_request_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Args:
+        status: HTTP status, 4xx or 5xx.
+        code: stable slug of the kind.
+        message: what is wrong, with the values.
+        param: the field at fault, such as `messages[0].content`.
+        headers: further response headers.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The error as a JSON object."""
+        kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The error as a whole HTTP answer."""
+        # Escaped to ASCII: a message may quote a lone surrogate of the request.
+        content = json.dumps(self.body()).encode("ascii")
+        return Response(content, self.status, headers=self.headers, media_type="application/json")
+
+
+def bad_request(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
+    """A 400 that names the field."""
+    return ApiError(400, code, message, param=param)
+
+
+async def answer_api_error(_request: Request, error: Exception) -> Response:
+    """Starlette handler of `ApiError`."""
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def answer_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette handler of its router's own refusals."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return ApiError(404, "unknown_url", f"unknown URL: {request.method} {request.url.path}").response()
+    if error.status_code == 405:
+        message = f"method {request.method} is not allowed for {request.url.path}"
+        return ApiError(405, "method_not_allowed", message, headers=error.headers).response()
+    return ApiError(error.status_code, "http_error", error.detail, headers=error.headers).response()
+
+
+async def answer_unexpected(_request: Request, _error: Exception) -> Response:
+    """Starlette handler of everything else; the middleware above it logs the traceback."""
+    return ApiError(500, "internal_error", "the server failed on this request; its log has the cause").response()

@@ -1,0 +1,199 @@
+"""The sequences of one HTTP request, from submit to finish: the bridge between the engine's thread and the event loop.
+
+Events of all sequences of the request share one queue, which holds at most the tokens that were asked for. Whatever
+happens to the request, leaving the `with` block aborts what still runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from mlxcel_paged.request import FinishReason, InvalidRequestError, Request, SamplingParams, TokenEvent
+from mlxcel_paged.server.errors import ApiError
+from mlxcel_paged.server.limits import too_many_requests
+from mlxcel_paged.server.sequence_text import SequenceText
+from mlxcel_paged.server.service import Service
+
+logger = logging.getLogger("mlxcel_paged.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of one sequence; the last one of a sequence has its finish reason."""
+
+    index: int
+    text: str
+    finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a whole request, over all its sequences."""
+
+    num_prompt_tokens: int
+    num_completion_tokens: int
+
+    def body(self) -> dict[str, int]:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_completion_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
+        }
+
+
+class Generation:
+    """Runs prompts and gives their deltas in the order in which they come.
+
+    Args:
+        service: the server's shared state.
+        call_id: unique name of the HTTP request.
+        prompts: token ids of each prompt.
+        sampling: how all of them are sampled.
+        stops: stop strings, matched on text.
+        arrival_time: monotonic time at which the request was read.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        call_id: str,
+        prompts: Sequence[list[int]],
+        sampling: SamplingParams,
+        stops: Sequence[str],
+        arrival_time: float,
+    ) -> None:
+        self._service = service
+        self._requests = [
+            Request(f"{call_id}-{index}", prompt, sampling, arrival_time) for index, prompt in enumerate(prompts)
+        ]
+        text = service.text()
+        self._texts = [SequenceText(text.detokenizers.new(), stops) for _ in prompts]
+        self._index_of = {request.request_id: index for index, request in enumerate(self._requests)}
+        self._open: set[int] = set()
+        self._last_token_time: list[float | None] = [None] * len(prompts)
+        self._events: asyncio.Queue[TokenEvent] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every sequence has ended."""
+        return not self._open
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        num_prompt_tokens = sum(len(request.prompt_token_ids) for request in self._requests)
+        return Usage(num_prompt_tokens, sum(text.num_tokens for text in self._texts))
+
+    def __enter__(self) -> Self:
+        """Submits every sequence, or none.
+
+        Raises:
+            ApiError: the engine refused one.
+        """
+        self._service.open_sequences.open(len(self._requests))
+        try:
+            for index, request in enumerate(self._requests):
+                self._service.engine.submit(request, self._on_event)
+                self._open.add(index)
+        except BaseException as error:
+            for index in self._open:
+                self._service.engine.abort(self._requests[index].request_id)
+            self._service.open_sequences.close(len(self._requests))
+            if isinstance(error, Exception):
+                raise self._refusal(error) from error
+            raise
+        for request in self._requests:
+            self._service.metrics.prompt_tokens.inc(len(request.prompt_token_ids))
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        for index in list(self._open):
+            self._close(index, FinishReason.ABORT.value)
+            self._service.engine.abort(self._requests[index].request_id)
+        self._service.open_sequences.close(len(self._requests))
+
+    async def next_delta(self, timeout_s: float) -> Delta | None:
+        """The next piece of text or finish of any sequence; None when nothing came for `timeout_s` seconds.
+
+        Raises:
+            ApiError: a sequence failed, or the engine died.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    delta = self._take(await self._events.get())
+                    if delta is not None:
+                        return delta
+        except TimeoutError:
+            self._service.require_ready()
+            return None
+
+    def _on_event(self, event: TokenEvent) -> None:
+        """Called from the engine's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        except RuntimeError:
+            logger.debug("event after the server's loop has closed: %s", event.request_id)
+
+    def _take(self, event: TokenEvent) -> Delta | None:
+        index = self._index_of[event.request_id]
+        if index not in self._open:
+            return None  # generated before the engine saw that its stop string had come
+        if event.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            self._close(index, event.finish_reason.value)
+            raise self._failure(event)
+        if event.token_id is not None:
+            self._observe_token(index)
+        sequence = self._texts[index]
+        text = sequence.take(event)
+        if sequence.finish_reason is not None:
+            self._close(index, sequence.finish_reason)
+            if event.finish_reason is None:
+                self._service.engine.abort(event.request_id)
+        elif not text:
+            return None
+        return Delta(index, text, sequence.finish_reason)
+
+    def _close(self, index: int, reason: str) -> None:
+        self._open.discard(index)
+        elapsed_s = time.monotonic() - self._requests[index].arrival_time
+        self._service.metrics.sequence_finished(reason, elapsed_s)
+
+    def _observe_token(self, index: int) -> None:
+        now = time.monotonic()
+        previous, self._last_token_time[index] = self._last_token_time[index], now
+        if previous is None:
+            self._service.metrics.first_token(now - self._requests[index].arrival_time)
+        else:
+            self._service.metrics.next_token(now - previous)
+
+    def _refusal(self, error: Exception) -> ApiError:
+        """What a failed submit answers."""
+        if isinstance(error, InvalidRequestError):
+            return ApiError(400, error.slug, str(error), param=error.param)
+        if getattr(error, "slug", None) == "queue_full":
+            return too_many_requests(str(error), self._service.config.retry_after_s)
+        self._service.require_ready()
+        logger.error("the engine refused a request", exc_info=error)
+        return ApiError(500, "internal_error", "the engine refused the request; the server's log has the cause")
+
+    def _failure(self, event: TokenEvent) -> ApiError:
+        """What a sequence answers that the engine ended."""
+        if event.finish_reason is FinishReason.ABORT:
+            return ApiError(503, "aborted", "the server is stopping and has aborted the request")
+        if isinstance(event.error, InvalidRequestError):
+            return ApiError(400, event.error.slug, str(event.error), param=event.error.param)
+        # The message may speak of other requests of the same step, so the log alone has it.
+        logger.error("request %s failed", event.request_id, exc_info=event.error)
+        slug = getattr(event.error, "slug", "internal_error")
+        return ApiError(500, str(slug), "the engine failed while it ran this request; the server's log has the cause")

@@ -1,0 +1,155 @@
+"""Runs the server in this process until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from mlxcel_paged.server.app import create_app
+from mlxcel_paged.server.config import ServerConfig
+from mlxcel_paged.server.engine_api import LOADING, READY, Engine
+from mlxcel_paged.text.template import has_chat_template
+
+_STATE_POLL_S = 0.1
+
+
+class HostedEngine(Engine, Protocol):
+    """An engine whose life the server leads."""
+
+    def start(self) -> None:
+        """Begins to load the model, in the engine's own thread."""
+
+    def stop(self) -> None:
+        """Ends the engine and waits for its thread; requests that still run are aborted."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the state is `failed`."""
+
+
+class ListenError(RuntimeError):
+    """The server cannot listen at its address."""
+
+    slug = "cannot_listen"
+
+
+def serve(engine: HostedEngine, config: ServerConfig) -> None:
+    """Starts the engine and serves it; returns after SIGINT or SIGTERM, once running requests have finished.
+
+    The port is open while the model loads, so that /health can say so.
+
+    Raises:
+        ListenError: the address is taken or not ours.
+        Exception: what kept the engine from loading.
+    """
+    listener = listen(config)
+    try:
+        engine.start()
+        try:
+            with _signals_end_only_the_server():
+                asyncio.run(_serve(engine, config, listener))
+        finally:
+            engine.stop()
+    finally:
+        listener.close()
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """Binds the address, so that a port that is taken shows before a model is loaded.
+
+    Raises:
+        ListenError: the address is taken or not ours.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        message = f"cannot listen on {config.host} port {config.port}: {reason} (hint: choose another --port)"
+        raise ListenError(message) from error
+
+
+def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
+    """uvicorn with the options that the endpoints count on."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            # The parser that is always installed, with its limit on the size of headers.
+            http="h11",
+            ws="none",
+            lifespan="on",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=config.shutdown_timeout_s,
+        )
+    )
+
+
+async def _serve(engine: HostedEngine, config: ServerConfig, listener: socket.socket) -> None:
+    server = make_server(create_app(engine, config), config)
+    url = _url(listener)
+    _say(f"listening on {url} (the model is loading)")
+    announcing = asyncio.create_task(_announce(engine, server, url))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        announcing.cancel()
+        await asyncio.gather(announcing, return_exceptions=True)
+    if announcing.done() and not announcing.cancelled() and not announcing.result() and engine.failure is not None:
+        raise engine.failure
+
+
+async def _announce(engine: HostedEngine, server: uvicorn.Server, url: str) -> bool:
+    """Waits for the model and says how to use it; ends the server if there will be none."""
+    while engine.state == LOADING:
+        await asyncio.sleep(_STATE_POLL_S)
+    if engine.state != READY:
+        server.should_exit = True
+        return False
+    _say(f"ready: {engine.model.name} at {url}/v1\n\n  {example(engine, url)}\n")
+    return True
+
+
+def example(engine: Engine, url: str) -> str:
+    """A curl line that works with the loaded model."""
+    path, body = "/v1/completions", {"prompt": "The capital of France is", "max_tokens": 16}
+    if has_chat_template(engine.model.tokenizer):
+        path = "/v1/chat/completions"
+        body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 32}
+    return f"curl {url}{path} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1" if listener.family == socket.AF_INET else "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@contextmanager
+def _signals_end_only_the_server() -> Iterator[None]:
+    """uvicorn raises the signals that ended it once more, which would end the process before the engine has stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
