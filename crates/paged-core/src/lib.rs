@@ -1,1 +1,21 @@
 //! Page pool, block budget, page tables, decode plan and CPU attention over KV pages.
+//!
+//! The data goes one way: a [`PagePool`] hands out page ids, a [`PageTable`] orders them per sequence, and a
+//! [`DecodePlan`](plan::DecodePlan) lays the tables of a batch out for a kernel. [`BlockBudget`] says how many pages there may
+//! be. Nothing here knows Python or a GPU.
+
+mod budget;
+mod error;
+mod geometry;
+mod ids;
+pub mod plan;
+mod pool;
+mod primitive;
+mod table;
+
+pub use budget::{BlockBudget, Reservation};
+pub use error::{Error, ErrorKind, Result};
+pub use geometry::{HeadGeometry, MAX_INDEX, MAX_PAGE_SIZE, PageGeometry};
+pub use ids::{PageId, Slot};
+pub use pool::PagePool;
+pub use table::{Append, PageTable};
