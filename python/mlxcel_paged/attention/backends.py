@@ -1,0 +1,158 @@
+"""Runs one validated decode call on a named backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import mlx.core as mx
+import numpy as np
+
+from mlxcel_paged import _core
+from mlxcel_paged.attention import validation
+from mlxcel_paged.attention.cpu import CARRIER, to_mlx
+from mlxcel_paged.attention.dispatch import HEAD_DIMS, MAX_PAGE_SIZE, MIN_PAGE_SIZE, is_servable
+from mlxcel_paged.attention.gather import gather_decode, gather_index
+from mlxcel_paged.attention.reference import reference_decode
+from mlxcel_paged.errors import BackendUnavailableError
+
+Backend = Literal["auto", "cuda", "metal", "cpu", "gather", "reference"]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCall:
+    """One decode attention over checked arguments.
+
+    Attributes:
+        q: `[batch, num_qo_heads, head_dim]`.
+        k_pages, v_pages: Pools in `layout`.
+        window: Visible tokens at most; None for all.
+        row_by_row: Compute every row alone, so that its bits do not depend on the others (gather only).
+    """
+
+    q: mx.array
+    k_pages: mx.array
+    v_pages: mx.array
+    layout: str
+    sm_scale: float
+    window: int | None
+    logits_soft_cap: float
+    sinks: mx.array | None
+    return_lse: bool
+    row_by_row: bool = False
+
+    @property
+    def page_size(self) -> int:
+        return int(self.k_pages.shape[1 if self.layout == "NHD" else 2])
+
+    @property
+    def num_kv_heads(self) -> int:
+        return int(self.k_pages.shape[2 if self.layout == "NHD" else 1])
+
+
+Result = tuple[mx.array, mx.array | None]
+
+
+def choose_backend(backend: Any, *, num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int) -> str:
+    """Resolves `auto` and checks that the backend runs here and serves the shape.
+
+    Raises:
+        InvalidArgumentError: Unknown backend, or a shape that the CPU kernel does not serve.
+        BackendUnavailableError: The backend needs other hardware.
+    """
+    if backend not in get_args(Backend):
+        raise validation.invalid("backend", f"must be one of {', '.join(get_args(Backend))}: {backend!r}")
+    servable = is_servable(num_qo_heads, num_kv_heads, head_dim, page_size)
+    on_cpu = mx.default_device() == mx.cpu
+    if backend == "auto":
+        return "cpu" if on_cpu and servable else "gather"
+    if backend in ("cuda", "metal"):
+        raise BackendUnavailableError(f"backend {backend} is not available here (hint: cpu, gather or auto)")
+    if backend == "cpu":
+        if not on_cpu and not mx.metal.is_available():
+            raise BackendUnavailableError("backend cpu would move the pools out of GPU memory (hint: use auto)")
+        if head_dim not in HEAD_DIMS:
+            raise validation.invalid("q", f"head_dim must be one of {', '.join(map(str, HEAD_DIMS))}: {head_dim}")
+        if not servable:
+            raise validation.invalid(
+                "k_pages", f"page_size must be between {MIN_PAGE_SIZE} and {MAX_PAGE_SIZE}: {page_size}"
+            )
+    return str(backend)
+
+
+def run_cpu(plan: _core.DecodePlan, call: DecodeCall, k_new: mx.array | None, v_new: mx.array | None) -> Result:
+    """Runs the fused CPU kernel on `plan`, appending `k_new` and `v_new` first if given."""
+    k_pages, v_pages = call.k_pages, call.v_pages
+    appended = [] if k_new is None else [k_new, v_new]
+    mx.eval(call.q, k_pages, v_pages, *appended)
+    out = np.empty(call.q.shape, CARRIER[call.q.dtype])
+    lse = np.empty(call.q.shape[:2], np.float32) if call.return_lse else None
+    _core.cpu_paged_decode(
+        plan,
+        call.q,
+        out,
+        k_pages,
+        v_pages,
+        lse=lse,
+        k_new=k_new,
+        v_new=v_new,
+        layout=call.layout,
+        sm_scale=call.sm_scale,
+        logits_soft_cap=call.logits_soft_cap,
+        sinks=call.sinks,
+        window=call.window,
+    )
+    return to_mlx(out, call.q.dtype), None if lse is None else mx.array(lse)
+
+
+def run_gather(csr: validation.Csr, call: DecodeCall) -> Result:
+    """Gathers pages and runs MLX's attention."""
+    if call.row_by_row and csr.batch > 1:
+        parts = [_gather_rows(csr, call, row, row + 1) for row in range(csr.batch)]
+        lse = [part[1] for part in parts if part[1] is not None]
+        return mx.concatenate([part[0] for part in parts]), mx.concatenate(lse) if lse else None
+    return _gather_rows(csr, call, 0, csr.batch)
+
+
+def _gather_rows(csr: validation.Csr, call: DecodeCall, begin: int, end: int) -> Result:
+    rows = [csr.indices[csr.indptr[row] : csr.indptr[row + 1]] for row in range(begin, end)]
+    counts = np.array([len(row) for row in rows])
+    first = csr.first_page_offset[begin:end]
+    lengths = np.where(counts > 0, (counts - 1) * call.page_size + csr.last_page_len[begin:end] - first, 0)
+    index = gather_index(rows, first, lengths, call.page_size, call.window)
+    out, lse = gather_decode(
+        call.q[begin:end, :, None],
+        call.k_pages,
+        call.v_pages,
+        index,
+        layout=call.layout,
+        scale=call.sm_scale,
+        sinks=call.sinks,
+        logits_soft_cap=call.logits_soft_cap,
+        return_lse=call.return_lse,
+    )
+    return out[:, :, 0], lse
+
+
+def run_reference(csr: validation.Csr, call: DecodeCall) -> Result:
+    """Runs the float64 oracle and rounds its result."""
+    out, lse = reference_decode(
+        _float64(call.q),
+        _float64(call.k_pages),
+        _float64(call.v_pages),
+        indptr=csr.indptr,
+        indices=csr.indices,
+        last_page_len=csr.last_page_len,
+        first_page_offset=csr.first_page_offset,
+        sm_scale=call.sm_scale,
+        window=call.window,
+        logits_soft_cap=call.logits_soft_cap,
+        sinks=None if call.sinks is None else _float64(call.sinks),
+        layout=call.layout,
+    )
+    rounded = mx.array(out.astype(np.float32)).astype(call.q.dtype)
+    return rounded, mx.array(lse.astype(np.float32)) if call.return_lse else None
+
+
+def _float64(array: mx.array) -> np.ndarray[Any, Any]:
+    return np.array(array.astype(mx.float32)).astype(np.float64)

@@ -1,0 +1,113 @@
+"""One decode step of a batch: a token per row, every layer one launch over all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxcel_paged import _core
+from mlxcel_paged.attention import cpu
+from mlxcel_paged.attention.dispatch import Arm, Path, choose_path
+from mlxcel_paged.attention.gather import GatherIndex, gather_decode, gather_index
+from mlxcel_paged.attention.outcomes import Outcomes
+from mlxcel_paged.attention.page_write import write_decode
+from mlxcel_paged.kvcache.handle import KeyHandle
+from mlxcel_paged.kvcache.pools import LAYOUT, KVPools
+
+
+class DecodeStep:
+    """The step that all decode passes of one model share; `begin` makes it stand for the next pass."""
+
+    def __init__(self, pools: KVPools, plans: Sequence[_core.DecodePlan], outcomes: Outcomes, arm: Arm) -> None:
+        self.offset: int | mx.array = 0
+        self._pools = pools
+        self._plans = list(plans)
+        self._groups = pools.layout.groups
+        self._group_of_layer = pools.layout.group_of_layer
+        self._outcomes = outcomes
+        self._arm = arm
+        self._output = cpu.CpuOutput()
+        self._paths: list[Path] = []
+        self._gather_indices: dict[int, GatherIndex] = {}
+
+    def begin(self) -> int:
+        """Takes positions and paths from the plans, which are already advanced, and returns the number of rows."""
+        plan = self._plans[0]
+        self.offset = mx.array(newest_positions(plan))
+        self._paths = [
+            choose_path(
+                arm=self._arm,
+                on_cpu=self._pools.on_cpu,
+                dtype=self._pools.dtype,
+                num_qo_heads=group.num_qo_heads,
+                num_kv_heads=group.num_kv_heads,
+                head_dim=group.head_dim,
+                page_size=self._pools.page_size,
+            )
+            for group in self._groups
+        ]
+        self._gather_indices.clear()
+        return int(plan.num_rows)
+
+    def attend(
+        self,
+        handle: KeyHandle,
+        queries: mx.array,
+        *,
+        scale: float,
+        sinks: mx.array | None,
+        logits_soft_cap: float,
+    ) -> mx.array:
+        """Launches one layer; see `mlxcel_paged.kvcache.step.Step`."""
+        layer = handle.layer
+        group = self._group_of_layer[layer]
+        path = self._paths[group]
+        plan = self._plans[group]
+        k_pool, v_pool = self._pools.k(layer), self._pools.v(layer)
+        self._outcomes.count_decode(path.outcome)
+        if path.is_fused:
+            return cpu.decode(
+                plan,
+                handle,
+                queries,
+                k_pool,
+                v_pool,
+                self._output,
+                layout=LAYOUT,
+                scale=scale,
+                sinks=sinks,
+                window=self._groups[group].window,
+                logits_soft_cap=logits_soft_cap,
+            )
+        if not handle.is_written:
+            k_new, v_new = handle.k_new.squeeze(2), handle.v_new.squeeze(2)
+            write_decode(plan, k_new, v_new, k_pool, v_pool, layout=LAYOUT, on_cpu=self._pools.on_cpu)
+            handle.is_written = True
+        index = self._gather_index(group)
+        return gather_decode(
+            queries, k_pool, v_pool, index, layout=LAYOUT, scale=scale, sinks=sinks, logits_soft_cap=logits_soft_cap
+        )[0]
+
+    def _gather_index(self, group: int) -> GatherIndex:
+        found = self._gather_indices.get(group)
+        if found is None:
+            found = index_of_plan(self._plans[group], self._pools.page_size, self._groups[group].window)
+            self._gather_indices[group] = found
+        return found
+
+
+def newest_positions(plan: _core.DecodePlan) -> np.ndarray[Any, Any]:
+    """Absolute position of every row's newest token, `[num_rows]` int32, in row order."""
+    return np.asarray(plan.export_csr().positions, np.int32) - 1
+
+
+def index_of_plan(plan: _core.DecodePlan, page_size: int, window: int | None) -> GatherIndex:
+    """What the gather path reads for `plan`."""
+    csr = plan.export_csr()
+    indptr, indices = np.asarray(csr.indptr), np.asarray(csr.indices)
+    rows = [indices[begin:end] for begin, end in pairwise(indptr)]
+    return gather_index(rows, np.asarray(csr.first_page_offset), np.asarray(csr.lengths), page_size, window)

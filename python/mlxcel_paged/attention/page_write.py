@@ -1,0 +1,73 @@
+"""The append alone, for the gather path: new keys and values go to their pages.
+
+On the CPU the Rust core writes through pointers; elsewhere MLX scatters. The scatter keeps the pool's array object but
+may copy its memory while a reader is in flight, which is one reason why gather is only the fallback.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxcel_paged import _core
+
+Array = np.ndarray[Any, Any]
+
+
+def write_decode(
+    plan: _core.DecodePlan,
+    k_new: mx.array,
+    v_new: mx.array,
+    k_pool: mx.array,
+    v_pool: mx.array,
+    *,
+    layout: str,
+    on_cpu: bool,
+) -> None:
+    """Writes one token per row; `k_new` and `v_new` are `[batch, num_kv_heads, head_dim]`."""
+    if on_cpu:
+        mx.eval(k_new, v_new)
+        _core.cpu_write_decode(plan, k_new, v_new, k_pool, v_pool, layout=layout)
+        return
+    csr = plan.export_csr()
+    last = np.asarray(csr.indptr)[1:] - 1
+    pages = np.asarray(csr.indices)[last]
+    slots = np.asarray(csr.last_page_len) - 1
+    scatter(pages, slots, k_new, v_new, k_pool, v_pool, layout=layout)
+
+
+def write_tokens(
+    k_new: mx.array,
+    v_new: mx.array,
+    k_pool: mx.array,
+    v_pool: mx.array,
+    *,
+    page_ids: Array,
+    num_tokens: int,
+    layout: str,
+    on_cpu: bool,
+) -> None:
+    """Writes the last tokens of one sequence; `k_new` and `v_new` are `[new_tokens, num_kv_heads, head_dim]`."""
+    if on_cpu:
+        mx.eval(k_new, v_new)
+        _core.cpu_write_pages(
+            k_new, v_new, k_pool, v_pool, page_ids=page_ids, first_page_offset=0, num_tokens=num_tokens, layout=layout
+        )
+        return
+    page_size = k_pool.shape[1 if layout == "NHD" else 2]
+    place = np.arange(num_tokens - k_new.shape[0], num_tokens)
+    scatter(page_ids[place // page_size], place % page_size, k_new, v_new, k_pool, v_pool, layout=layout)
+
+
+def scatter(
+    pages: Array, slots: Array, k_new: mx.array, v_new: mx.array, k_pool: mx.array, v_pool: mx.array, *, layout: str
+) -> None:
+    """Writes token i to slot `slots[i]` of page `pages[i]` as an MLX update of the two pools."""
+    page_index, slot_index = mx.array(pages), mx.array(slots)
+    for pool, new in ((k_pool, k_new), (v_pool, v_new)):
+        if layout == "NHD":
+            pool[page_index, slot_index] = new.astype(pool.dtype)
+        else:
+            pool[page_index, :, slot_index] = new.astype(pool.dtype)

@@ -1,0 +1,64 @@
+"""What a paged cache returns in place of keys and values.
+
+mlx-lm's models pass the result of `update_and_fetch` to `scaled_dot_product_attention`, nothing else. The pair carries
+the new keys and values to the replaced attention function; a model that looks inside it cannot be paged and fails here,
+loudly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+import mlx.core as mx
+
+from mlxcel_paged.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from mlxcel_paged.kvcache.step import Step
+
+
+class HandleAccessError(UnsupportedModelError, AttributeError):
+    """The model uses keys or values outside attention."""
+
+    slug = "handle_access"
+
+
+class KeyHandle:
+    """The keys of one layer in one forward pass; also holds what the attention launch needs.
+
+    Attributes:
+        layer: Index of the layer's cache.
+        step: The forward pass.
+        k_new, v_new: `[batch, num_kv_heads, num_tokens, head_dim]`, this pass's keys and values.
+        values: The handle that stands for the values.
+        is_written: The new tokens are in their pages; a second launch on this handle (layers that share KV) only reads.
+    """
+
+    __slots__ = ("is_written", "k_new", "layer", "step", "v_new", "values")
+
+    def __init__(self, layer: int, step: Step, k_new: mx.array, v_new: mx.array) -> None:
+        self.layer = layer
+        self.step = step
+        self.k_new = k_new
+        self.v_new = v_new
+        self.values = ValueHandle()
+        self.is_written = False
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _access_error("keys", name)
+
+
+class ValueHandle:
+    """The values of one layer in one forward pass. Knows nothing; its identity is checked at the launch."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _access_error("values", name)
+
+
+def _access_error(which: str, name: str) -> HandleAccessError:
+    return HandleAccessError(
+        f"the model reads `{which}.{name}` between its cache and its attention, so its KV cache cannot be paged"
+        " (hint: --decode-storage dense)"
+    )

@@ -1,0 +1,123 @@
+"""A model whose KV lives in pages: what the engine's runner calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import mlx.core as mx
+
+from mlxcel_paged import _core
+from mlxcel_paged.attention.decode_step import DecodeStep
+from mlxcel_paged.attention.dispatch import Arm
+from mlxcel_paged.attention.outcomes import Outcomes
+from mlxcel_paged.attention.prefill_step import PrefillStep
+from mlxcel_paged.kvcache.layer_cache import PagedLayerCache
+from mlxcel_paged.kvcache.layout import KVLayout
+from mlxcel_paged.kvcache.pools import KVPools
+from mlxcel_paged.models import hook
+from mlxcel_paged.models.kv_groups import kv_layout
+from mlxcel_paged.models.loader import LoadedModel
+
+
+class PagedModel:
+    """Prefill and batched decode of one model over paged KV.
+
+    The scheduler owns page tables and slots; this class owns the KV memory and the plans that the scheduler edits.
+
+    Args:
+        loaded: The model.
+        num_pages: Pages of every group, or one count for all.
+        page_size: Tokens in a page.
+        max_slots: Sequences that decode together at most.
+        max_context: Tokens of one sequence at most.
+        arm: `fused` or `gather` pins the path; `auto` follows the policy.
+        layout: The model's KV groups, if already known.
+
+    Attributes:
+        layout: KV groups.
+        pools: The pages' memory.
+        page_pools: Page ids of every group.
+        plans: The decode plan of every group.
+        outcomes: What every attention launch did.
+
+    Raises:
+        UnsupportedModelError: Some layer cannot be paged.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        num_pages: int | Sequence[int],
+        page_size: int,
+        max_slots: int,
+        max_context: int,
+        arm: Arm = "auto",
+        layout: KVLayout | None = None,
+    ) -> None:
+        self.layout = layout or kv_layout(loaded.model)
+        hook.install()
+        counts = [num_pages] * len(self.layout.groups) if isinstance(num_pages, int) else list(num_pages)
+        if len(counts) != len(self.layout.groups):
+            raise ValueError(f"num_pages has {len(counts)} entries for {len(self.layout.groups)} KV groups")
+        self.page_size = page_size
+        self.max_context = max_context
+        self.pools = KVPools(self.layout, counts, page_size, on_cpu=loaded.device == "cpu")
+        self.page_pools = [_core.PagePool(count) for count in counts]
+        self.plans = [
+            _core.DecodePlan(
+                max_slots=max_slots,
+                max_pages_per_slot=min(count, max_pages_per_slot(group.window, max_context, page_size)),
+                num_pages=count,
+                page_size=page_size,
+                num_qo_heads=group.num_qo_heads,
+                num_kv_heads=group.num_kv_heads,
+                head_dim=group.head_dim,
+                window=group.window,
+            )
+            for group, count in zip(self.layout.groups, counts, strict=True)
+        ]
+        self.outcomes = Outcomes()
+        self._model = loaded.model
+        self._decode_step = DecodeStep(self.pools, self.plans, self.outcomes, arm)
+        self._prefill_step = PrefillStep(self.pools, self.outcomes, arm)
+        layers = range(self.layout.num_layers)
+        self._decode_caches = [PagedLayerCache(layer, self._decode_step) for layer in layers]
+        self._prefill_caches = [PagedLayerCache(layer, self._prefill_step) for layer in layers]
+
+    def prefill(self, tokens: Sequence[int], tables: Sequence[_core.PageTable], start: int) -> None:
+        """Computes the KV of a chunk of one prompt. No logits: the prompt's last token is its first decode row.
+
+        Args:
+            tokens: The chunk's token ids.
+            tables: The sequence's page tables, one per group, to which the chunk's tokens are already appended.
+            start: Absolute position of the first token.
+        """
+        self._prefill_step.begin(tables, start)
+        self._model(mx.array(list(tokens), mx.int32)[None], cache=self._prefill_caches)
+
+    def decode(self, tokens: mx.array | Sequence[int]) -> mx.array:
+        """Runs one decode step and returns the logits, `[batch, vocab]` float32.
+
+        Args:
+            tokens: The newest token of every row, in the plans' row order; the plans already count them.
+        """
+        num_rows = self._decode_step.begin()
+        inputs = tokens if isinstance(tokens, mx.array) else mx.array(list(tokens), mx.int32)
+        if inputs.shape != (num_rows,):
+            raise ValueError(f"tokens must be one per row of the plan, {num_rows}: got shape {inputs.shape}")
+        logits: mx.array = self._model(inputs[:, None], cache=self._decode_caches)
+        return logits[:, -1].astype(mx.float32)
+
+    def copy_pages(self, group: int, copies: Iterable[tuple[int, int]]) -> None:
+        """Copies pages `(src, dst)` of `group`, in order (copy-on-write)."""
+        for src, dst in copies:
+            self.pools.copy_page(group, src, dst)
+
+
+def max_pages_per_slot(window: int | None, max_context: int, page_size: int) -> int:
+    """Pages that a decoding sequence holds at most: a window of tokens may begin in the middle of its first page."""
+    pages = -(-max_context // page_size) + 1
+    if window is None:
+        return pages
+    return min(pages, -(-window // page_size) + 2)
