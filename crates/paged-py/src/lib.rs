@@ -1,14 +1,40 @@
 //! `mlxcel_paged._core`: wiring only. Each submodule wraps one part of `paged-core`.
 
+mod bench_plan;
+mod budget;
+mod buffer;
+mod errors;
+mod plan;
+mod pool;
+mod slot;
+mod snapshot;
+mod table;
+
 use pyo3::prelude::*;
 
-/// The compiled core of mlxcel-paged.
+/// The compiled core of mlxcel-paged: page pool, budget, page tables, decode plan and CPU attention.
 #[pymodule(gil_used = false)]
 mod _core {
     use super::*;
 
+    #[pymodule_export]
+    use super::bench_plan::bench_plan;
+    #[pymodule_export]
+    use super::budget::{BlockBudget, Reservation};
+    #[pymodule_export]
+    use super::plan::DecodePlan;
+    #[pymodule_export]
+    use super::pool::PagePool;
+    #[pymodule_export]
+    use super::slot::Slot;
+    #[pymodule_export]
+    use super::snapshot::{Csr, PlanSnapshot};
+    #[pymodule_export]
+    use super::table::{Append, PageTable};
+
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        errors::register(module)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }
