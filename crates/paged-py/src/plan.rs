@@ -9,7 +9,7 @@ use paged_core::HeadGeometry;
 use paged_core::plan::{self, CsrView, MergeRow, PlanArray, PlanConfig, PlanReader, WorkItem};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
-use pyo3::types::PyMemoryView;
+use pyo3::types::{PyMemoryView, PyTuple};
 
 use crate::buffer::{Int32Array, count, int32_array, optional_count, page_ids};
 use crate::errors::{CoreError, CoreResult};
@@ -241,9 +241,9 @@ impl DecodePlan {
         PlanSnapshot::new(py, snapshot)
     }
 
-    fn identity(&self, py: Python<'_>) -> (u64, Vec<Slot>) {
+    fn identity<'py>(&self, py: Python<'py>) -> PyResult<(u64, Bound<'py, PyTuple>)> {
         let (epoch, slots) = self.lock(py).identity();
-        (epoch, slots.into_iter().map(Slot).collect())
+        Ok((epoch, PyTuple::new(py, slots.into_iter().map(Slot))?))
     }
 
     #[getter]
