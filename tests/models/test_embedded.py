@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 
 import mlx.core as mx
 import pytest
@@ -18,8 +17,8 @@ pytestmark = pytest.mark.model
 
 
 @pytest.fixture(scope="module")
-def embedded() -> Iterator[LoadedModel]:
-    yield load_model("embedded", device="cpu")
+def embedded() -> LoadedModel:
+    return load_model("embedded", device="cpu")
 
 
 def test_it_loads_in_float32_with_its_context_and_name(embedded: LoadedModel) -> None:

@@ -94,7 +94,8 @@ def write_gguf(
     writer.add_bos_token_id(VOCAB.index("<|begin|>"))
     writer.add_eos_token_id(VOCAB.index("<|im_end|>"))
     writer.add_chat_template("{% for m in messages %}<|begin|>{{ m['content'] }}<|im_end|>{% endfor %}")
-    for name, weight in weights.items():
+    for name, original in weights.items():
+        weight = original
         parts = name.removesuffix(".weight").split(".")
         if name.startswith("model.layers"):
             gguf_name = f"blk.{parts[2]}.{GGUF_NAMES['.'.join(parts[3:])]}.weight"

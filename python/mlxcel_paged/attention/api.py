@@ -71,9 +71,9 @@ def paged_decode(
     if head_dim != kv_head_dim:
         raise validation.invalid("q", f"head_dim {head_dim} differs from the pages' {kv_head_dim}")
     validation.heads("q", num_qo_heads, num_kv_heads)
-    csr = validation.csr(indptr, indices, last_page_len, first_page_offset, num_pages=num_pages, page_size=page_size)
-    if csr.batch != batch:
-        raise validation.invalid("last_page_len", f"expected one entry per row of q, {batch}: got {csr.batch}")
+    csr = validation.csr(
+        indptr, indices, last_page_len, first_page_offset, num_pages=num_pages, page_size=page_size, batch=batch
+    )
     splits = validation.num_splits(num_splits)
     invariant = validation.flag("batch_invariant", batch_invariant)
     call = DecodeCall(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
-
 import mlx.core as mx
 import numpy as np
 
@@ -30,6 +28,8 @@ class DecodeStep:
         self._group_of_layer = pools.layout.group_of_layer
         self._outcomes = outcomes
         self._arm = arm
+        self._positions = np.asarray(self._plans[0].positions)
+        self._row_slots = np.asarray(self._plans[0].row_slots)
         self._output = cpu.CpuOutput()
         self._paths: list[Path] = []
         self._gather_indices: dict[int, GatherIndex] = {}
@@ -37,7 +37,9 @@ class DecodeStep:
     def begin(self) -> int:
         """Takes positions and paths from the plans, which are already advanced, and returns the number of rows."""
         plan = self._plans[0]
-        self.offset = mx.array(newest_positions(plan))
+        num_rows = plan.num_rows
+        # A plan's position is that of the next token, and the newest one is already counted.
+        self.offset = mx.array(self._positions[self._row_slots[:num_rows]] - 1)
         self._paths = [
             choose_path(
                 arm=self._arm,
@@ -51,7 +53,7 @@ class DecodeStep:
             for group in self._groups
         ]
         self._gather_indices.clear()
-        return int(plan.num_rows)
+        return int(num_rows)
 
     def attend(
         self,
@@ -98,11 +100,6 @@ class DecodeStep:
             found = index_of_plan(self._plans[group], self._pools.page_size, self._groups[group].window)
             self._gather_indices[group] = found
         return found
-
-
-def newest_positions(plan: _core.DecodePlan) -> np.ndarray[Any, Any]:
-    """Absolute position of every row's newest token, `[num_rows]` int32, in row order."""
-    return np.asarray(plan.export_csr().positions, np.int32) - 1
 
 
 def index_of_plan(plan: _core.DecodePlan, page_size: int, window: int | None) -> GatherIndex:

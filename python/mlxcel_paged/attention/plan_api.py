@@ -177,7 +177,7 @@ class DecodePlan:
         self._plan.append_page(self._slot(row), validation.index("page", page, self._pool_shape[0]))
 
     def _slot(self, row: int) -> _core.Slot:
-        return self._plan.slot_of_row(validation.index("row", row, self.num_rows))
+        return self._plan.slot_of(validation.index("row", row, self.num_rows))
 
     def _csr(self) -> Csr:
         csr = self._plan.export_csr()

@@ -83,19 +83,25 @@ def csr(
     *,
     num_pages: int,
     page_size: int,
+    batch: int | None = None,
 ) -> Csr:
-    """Checks every invariant of the CSR view: see `kv_len` in the plan contract."""
+    """Checks every invariant of the CSR view of `batch` rows (None: as many as `indptr` says)."""
     pointers = index_array("indptr", indptr)
     ids = index_array("indices", indices)
     last = index_array("last_page_len", last_page_len)
-    batch = len(last)
+    if not len(pointers):
+        raise invalid("indptr", "is empty; a batch of no rows is [0]")
+    rows = len(pointers) - 1 if batch is None else batch
     first = (
-        np.zeros(batch, np.int32) if first_page_offset is None else index_array("first_page_offset", first_page_offset)
+        np.zeros(rows, np.int32) if first_page_offset is None else index_array("first_page_offset", first_page_offset)
     )
-    if len(pointers) != batch + 1:
-        raise invalid("indptr", f"expected {batch + 1} entries for {batch} of last_page_len, got {len(pointers)}")
-    if len(first) != batch:
-        raise invalid("first_page_offset", f"expected {batch} entries, got {len(first)}")
+    for argument, array, expected in (
+        ("indptr", pointers, rows + 1),
+        ("last_page_len", last, rows),
+        ("first_page_offset", first, rows),
+    ):
+        if len(array) != expected:
+            raise invalid(argument, f"expected {expected} entries for {rows} rows, got {len(array)}")
     if pointers[0] != 0:
         raise invalid("indptr", f"must begin with 0: {pointers[0]}")
     counts = np.diff(pointers.astype(np.int64))

@@ -97,7 +97,7 @@ def _local_path(spec: str) -> Path | None:
     if spec == EMBEDDED:
         return embedded_gguf()
     path = Path(spec).expanduser()
-    if path.is_dir():
+    if spec and path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelNotFoundError(f"the directory {path} holds no model: config.json is missing")
         return path
