@@ -1,28 +1,39 @@
-"""Every error that the package raises on purpose."""
+"""Every error that the package raises on purpose: those of the compiled core, and Python's own."""
 
 from __future__ import annotations
 
+from mlxcel_paged._core import (
+    AllocationError,
+    BudgetExceededError,
+    BudgetTooSmallError,
+    CorruptionError,
+    InvalidArgumentError,
+    InvalidPlanError,
+    InvalidTypeError,
+    OutOfPagesError,
+    PagedError,
+    PlanFullError,
+    StaleSlotError,
+)
 
-class PagedError(Exception):
-    """Base of all."""
-
-    slug = "paged_error"
-
-
-class InvalidArgumentError(PagedError, ValueError):
-    slug = "invalid_argument"
-
-    def __init__(self, message: str, argument: str = "") -> None:
-        super().__init__(message)
-        self.argument = argument
-
-
-class InvalidTypeError(PagedError, TypeError):
-    slug = "invalid_type"
-
-    def __init__(self, message: str, argument: str = "") -> None:
-        super().__init__(message)
-        self.argument = argument
+__all__ = [
+    "AllocationError",
+    "BackendUnavailableError",
+    "BudgetExceededError",
+    "BudgetTooSmallError",
+    "CorruptionError",
+    "InvalidArgumentError",
+    "InvalidModelError",
+    "InvalidPlanError",
+    "InvalidTypeError",
+    "ModelNotFoundError",
+    "OutOfPagesError",
+    "PagedError",
+    "PlanFullError",
+    "SelfCheckError",
+    "StaleSlotError",
+    "UnsupportedModelError",
+]
 
 
 class ModelNotFoundError(PagedError, ValueError):

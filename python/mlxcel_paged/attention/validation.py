@@ -27,12 +27,12 @@ LAYOUTS = ("NHD", "HND")
 
 @dataclass(frozen=True, slots=True)
 class Csr:
-    """The CSR view of a batch as contiguous int32 arrays."""
+    """The CSR view of a batch as contiguous int32 NumPy arrays."""
 
-    indptr: np.ndarray[Any, Any]
-    indices: np.ndarray[Any, Any]
-    last_page_len: np.ndarray[Any, Any]
-    first_page_offset: np.ndarray[Any, Any]
+    indptr: Any  # [batch + 1]
+    indices: Any  # [indptr[batch]]
+    last_page_len: Any  # [batch]
+    first_page_offset: Any  # [batch]
 
     @property
     def batch(self) -> int:
