@@ -1,7 +1,7 @@
 """The compiled core of mlxcel-paged: page pool, budget, page tables, decode plan and CPU attention.
 
-Counts are non-negative ints, arrays of ids and lengths are int32. Arrays come back as read-only memoryviews, which NumPy
-takes without a copy (`numpy.asarray(view)`).
+Counts are non-negative ints, arrays of ids and lengths are int32. Arrays come back as read-only memoryviews, which
+NumPy takes without a copy (`numpy.asarray(view)`).
 """
 
 from collections.abc import Sequence
