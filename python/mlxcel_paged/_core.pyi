@@ -472,6 +472,13 @@ class DecodePlan:
             PlanFullError: if the row holds `max_pages_per_slot` pages.
             InvalidArgumentError: for a page outside the pool.
         """
+    def replace_page(self, slot: Slot, page_index: int, page: int) -> None:
+        """Puts another page at a place of a row, after a copy-on-write; `page_index` counts from the first held page.
+
+        Raises:
+            StaleSlotError: if the slot was retired.
+            InvalidArgumentError: for a page outside the pool or a place that the row does not have.
+        """
     def retire_head_pages(self, slot: Slot, num_pages: int, first_page_offset: int | None = None) -> None:
         """Drops the first pages of a row. Its first token is then at `first_page_offset` (None for 0) of the next page.
 

@@ -193,6 +193,16 @@ impl DecodePlan {
         Ok(self.lock(page.py()).append_page(slot.0, id)?)
     }
 
+    fn replace_page(
+        &self,
+        slot: Slot,
+        page_index: Argument<'_, '_>,
+        page: Argument<'_, '_>,
+    ) -> CoreResult<()> {
+        let (index, id) = (count("page_index", page_index)?, page_id(page)?);
+        Ok(self.lock(page.py()).replace_page(slot.0, index, id)?)
+    }
+
     #[pyo3(signature = (slot, num_pages, first_page_offset = None))]
     fn retire_head_pages(
         &self,

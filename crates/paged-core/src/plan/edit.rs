@@ -158,6 +158,26 @@ impl DecodePlan {
         Ok(())
     }
 
+    /// Puts another page at a place of a row, after a copy-on-write. `page_index` counts from the row's first held page.
+    ///
+    /// # Errors
+    /// `StaleSlot`, `InvalidArgument` for a page outside the pool or a place that the row does not have.
+    pub fn replace_page(&mut self, slot: Slot, page_index: usize, page: PageId) -> Result<()> {
+        self.row_of(slot)?;
+        self.check_page("page", page)?;
+        let pages = self.held_pages(slot.index as usize);
+        let Some(cell) = pages.get(page_index) else {
+            return Err(Error::invalid(
+                "page_index",
+                format!("the row holds {} pages, got {page_index}", pages.len()),
+            ));
+        };
+        let section = self.resident.write();
+        publish(cell, page as i32);
+        section.bump_epoch();
+        Ok(())
+    }
+
     /// Drops the first `num_pages` pages of a row; its first token is then at `first_page_offset` of the next page. The
     /// sequence's position stays.
     ///
