@@ -12,11 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from mlxcel_paged.errors import PagedError
+
 _MAX_TOKEN_ID = 2**31 - 1
 _SEED_RANGE = range(-(2**63), 2**64)
 
 
-class InvalidRequestError(ValueError):
+class InvalidRequestError(PagedError, ValueError):
     """A field of a request has a value that cannot be honoured.
 
     Attributes:
@@ -30,6 +32,38 @@ class InvalidRequestError(ValueError):
         super().__init__(f"{param} must be {expected}, got {value!r}")
         self.param = param
         self.value = value
+
+
+class ContextLengthExceededError(InvalidRequestError):
+    """A prompt can never be served: it does not fit the context, or the whole KV pool.
+
+    Attributes:
+        num_prompt_tokens: tokens of the prompt.
+        limit_tokens: tokens that the context or the pool holds.
+    """
+
+    slug = "context_length_exceeded"
+
+    def __init__(self, num_prompt_tokens: int, limit_tokens: int, holder: str) -> None:
+        PagedError.__init__(self, f"the prompt's {num_prompt_tokens} tokens do not fit {holder}")
+        self.param = "prompt"
+        self.value = num_prompt_tokens
+        self.num_prompt_tokens = num_prompt_tokens
+        self.limit_tokens = limit_tokens
+
+
+class QueueFullError(PagedError, RuntimeError):
+    """As many requests wait as may; try again later.
+
+    Attributes:
+        num_waiting: requests that wait.
+    """
+
+    slug = "queue_full"
+
+    def __init__(self, num_waiting: int) -> None:
+        super().__init__(f"{num_waiting} requests are waiting already (hint: try again later)")
+        self.num_waiting = num_waiting
 
 
 class FinishReason(Enum):
