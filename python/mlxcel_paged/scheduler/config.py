@@ -1,0 +1,33 @@
+"""Limits that the scheduler works within."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of one scheduler.
+
+    Attributes:
+        max_batch_size: sequences that hold pages or caches at once, prefilling or decoding.
+        max_context: tokens of prompt and output of one request.
+        prefill_chunk: prompt tokens that one step computes, all sequences together.
+        vocab_size: token ids are below it.
+        eos_token_ids: tokens that end a request unless it ignores them.
+        pipeline_depth: steps that may be in flight when the next one is scheduled: 0 or 1.
+    """
+
+    max_batch_size: int
+    max_context: int
+    vocab_size: int
+    prefill_chunk: int = 512
+    eos_token_ids: frozenset[int] = frozenset()
+    pipeline_depth: int = 0
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("max_batch_size", 1), ("max_context", 2), ("vocab_size", 1), ("prefill_chunk", 1)):
+            if getattr(self, name) < minimum:
+                raise ValueError(f"{name} must be at least {minimum}: {getattr(self, name)}")
+        if self.pipeline_depth not in (0, 1):
+            raise ValueError(f"pipeline_depth must be 0 or 1: {self.pipeline_depth}")

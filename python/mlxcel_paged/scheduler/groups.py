@@ -1,0 +1,142 @@
+"""The pages and plan slots of sequences, moved in every KV group together.
+
+The scheduler is the only one that takes pages, so "ask, then act" holds: what `pages_needed` says fits, `append` gets.
+With dense storage there are no groups, every sum is zero, and nothing here does anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlxcel_paged._core import PageTable
+from mlxcel_paged.scheduler.estimate import max_pages_held, max_tokens_held
+from mlxcel_paged.scheduler.sequence import Sequence
+from mlxcel_paged.scheduler.step import PageCopy, Step
+
+if TYPE_CHECKING:
+    from mlxcel_paged._core import DecodePlan, PagePool
+
+
+@dataclass(frozen=True, slots=True)
+class PagedGroup:
+    """One KV group: the layers that share page ids, hence one pool, one table per sequence and one plan."""
+
+    pool: PagePool
+    plan: DecodePlan
+    page_size: int
+    window: int | None = None
+
+
+class PagedGroups:
+    """All KV groups of a model."""
+
+    def __init__(self, groups: Iterable[PagedGroup], prefill_chunk: int) -> None:
+        self.groups = tuple(groups)
+        self._prefill_chunk = prefill_chunk
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """Tokens that one sequence reaches at most when it has every page; None is no bound."""
+        bounds = (
+            max_tokens_held(group.pool.num_pages, group.page_size, group.window, self._prefill_chunk)
+            for group in self.groups
+        )
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    def num_free(self) -> list[int]:
+        """Free pages per group."""
+        return [group.pool.num_free for group in self.groups]
+
+    def max_pages(self, num_tokens: int) -> list[int]:
+        """Pages per group that a sequence holds at most on its way to `num_tokens` tokens."""
+        return [max_pages_held(num_tokens, group.page_size, group.window, self._prefill_chunk) for group in self.groups]
+
+    def pages_needed(self, sequences: Iterable[Sequence], num_tokens: int) -> list[int]:
+        """Fresh pages per group that appending `num_tokens` tokens to each sequence takes."""
+        needed = [0] * len(self.groups)
+        for sequence in sequences:
+            for index, table in enumerate(sequence.tables):
+                needed[index] += table.pages_needed(num_tokens)
+        return needed
+
+    def fits(self, needed: Iterable[int]) -> bool:
+        """Whether that many pages per group are free."""
+        return all(count <= group.pool.num_free for count, group in zip(needed, self.groups, strict=True))
+
+    def max_append(self, sequence: Sequence, num_tokens: int) -> int:
+        """Tokens, `num_tokens` at most, that can be appended with the pages that are free."""
+        low, high = 0, num_tokens
+        while low < high:
+            middle = high if low == 0 and high == num_tokens else (low + high + 1) // 2
+            if self.fits(self.pages_needed((sequence,), middle)):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def open_tables(self, sequence: Sequence) -> None:
+        sequence.tables = [PageTable(group.pool, group.page_size, group.window) for group in self.groups]
+
+    def append_chunk(self, sequence: Sequence, num_tokens: int, step: Step) -> None:
+        """Takes the pages of a prefill chunk.
+
+        Raises:
+            OutOfPagesError: they are not free.
+        """
+        for index, table in enumerate(sequence.tables):
+            append = table.append(num_tokens)
+            step.copies.extend(PageCopy(index, src, dst) for src, dst in append.copies)
+
+    def advance(self, rows: Iterable[Sequence], newcomers: Iterable[Sequence], step: Step) -> None:
+        """Gives each row of the decode batch room for one token.
+
+        `rows` hold slots already and only grow; `newcomers` get slots behind them, in the order given.
+
+        Raises:
+            OutOfPagesError: a page is not free; ask `pages_needed` first.
+        """
+        for sequence in rows:
+            for index, table in enumerate(sequence.tables):
+                append = table.append(1)
+                if append.copies:
+                    raise RuntimeError(f"sequence {sequence.sequence_id} decodes into a page that it shares")
+                for page in append.new_pages:
+                    self.groups[index].plan.append_page(sequence.slots[index], page)
+        for group in self.groups:
+            if group.plan.num_rows:
+                group.plan.advance()
+        for sequence in newcomers:
+            self.append_chunk(sequence, 1, step)
+            sequence.slots = [
+                # Every held token is a token of the row; the plan's own window trims those out of view.
+                group.plan.admit(table.pages, table.kv_len + table.first_page_offset, 0, table.num_tokens)
+                for group, table in zip(self.groups, sequence.tables, strict=True)
+            ]
+
+    def leave_batch(self, sequence: Sequence) -> None:
+        """Gives the sequence's plan slots back; the rows behind it move up."""
+        for group, slot in zip(self.groups, sequence.slots, strict=False):
+            group.plan.retire(slot)
+        sequence.slots = []
+
+    def retire_head(self, sequence: Sequence, in_flight: Step | None) -> None:
+        """Gives back the head pages that left the window; those that a step in flight may read, when it has retired."""
+        for index, (group, table) in enumerate(zip(self.groups, sequence.tables, strict=True)):
+            if group.window is None:
+                continue
+            held = table.pages if in_flight is not None else []
+            group.pool.retain(held)
+            num_retired = len(table.retire_head())
+            if in_flight is not None:
+                group.pool.release(held[num_retired:])
+                in_flight.parting_pages.append((group.pool, held[:num_retired]))
+            if num_retired and sequence.slots:
+                group.plan.retire_head_pages(sequence.slots[index], num_retired, table.first_page_offset)
+
+    def release(self, sequence: Sequence) -> None:
+        """Gives every page of the sequence back."""
+        for table in sequence.tables:
+            table.release()
+        sequence.tables = []

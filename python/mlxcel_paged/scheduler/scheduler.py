@@ -1,0 +1,379 @@
+"""Continuous batching: decides what every step computes, and owns the sequences and their pages.
+
+A step decodes one token for every running sequence and prefills at most one chunk budget of prompt tokens beside them.
+All prompt tokens but the last are prefilled; the last one is the sequence's first decode row. Pages are reserved before
+a step is handed out and given back when the last step that uses them has retired. Plans live as long as the scheduler:
+a step changes them by what changed (a row came, left, or crossed into a page), never from scratch.
+
+One thread calls everything here but `check` and `stats`. No MLX, no time but the injected clock.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from mlxcel_paged.request import FinishReason, Request, TokenEvent
+from mlxcel_paged.scheduler.admission import can_admit, clamp_max_tokens
+from mlxcel_paged.scheduler.config import SchedulerConfig
+from mlxcel_paged.scheduler.groups import PagedGroup, PagedGroups
+from mlxcel_paged.scheduler.preempt import choose_victim
+from mlxcel_paged.scheduler.prefill import split_budget
+from mlxcel_paged.scheduler.queue import WaitingQueue
+from mlxcel_paged.scheduler.sequence import Sequence, SequenceStatus
+from mlxcel_paged.scheduler.stats import SchedulerCounters, SchedulerStats
+from mlxcel_paged.scheduler.step import DecodeRow, PrefillChunk, Step, StepResult
+
+_SEED_MASK = 2**64 - 1
+
+
+class Scheduler:
+    """Sequences from arrival to their one finish.
+
+    With pipeline_depth 1, step n + 1 is scheduled before the result of step n is committed: a row of n + 1 whose input
+    is still in flight names the row of n that samples it, and a sequence that turns out to have ended in n has one row
+    too many in n + 1, which is dropped.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        groups: Iterable[PagedGroup] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
+    ) -> None:
+        self.config = config
+        self.groups = PagedGroups(groups, config.prefill_chunk)
+        self._capacity_tokens = self.groups.capacity_tokens
+        self._clock = clock
+        self._draw_seed = draw_seed
+        self._sequences: dict[str, Sequence] = {}
+        self._waiting = WaitingQueue()
+        self._prefilling: list[Sequence] = []  # in order of arrival
+        self._decoding: list[Sequence] = []  # in plan row order
+        self._in_flight: deque[Step] = deque()
+        self._events: list[TokenEvent] = []
+        self._released: list[int] = []
+        self._counters = SchedulerCounters()
+        self._next_sequence_id = 0
+
+    # requests
+
+    def check(self, request: Request) -> None:
+        """Raises what `add` would raise for a request that can never be served. Any thread may call it.
+
+        Raises:
+            ContextLengthExceededError: the prompt fits neither context nor pool.
+            InvalidRequestError: the prompt holds a token id outside the vocabulary.
+        """
+        clamp_max_tokens(request, self.config, self._capacity_tokens)
+
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            ValueError: a request of that name is alive, or `check` refuses it.
+        """
+        if request.request_id in self._sequences:
+            raise ValueError(f"a request of that name is alive: {request.request_id}")
+        max_tokens = clamp_max_tokens(request, self.config, self._capacity_tokens)
+        sampling = request.sampling
+        eos = frozenset() if sampling.ignore_eos else self.config.eos_token_ids
+        sequence = Sequence(
+            request,
+            sequence_id=self._next_sequence_id,
+            max_tokens=max_tokens,
+            seed=(self._draw_seed() if sampling.seed is None else sampling.seed) & _SEED_MASK,
+            stop_token_ids=eos.union(sampling.stop_token_ids),
+        )
+        self._next_sequence_id += 1
+        self._sequences[request.request_id] = sequence
+        self._waiting.push(sequence)
+        if max_tokens == 0:
+            self.finish(sequence, FinishReason.LENGTH)
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Withdraws a request wherever it is; a name that is not alive is ignored."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            self.finish(sequence, reason)
+
+    def finish_all(self, reason: FinishReason, error: Exception | None = None) -> None:
+        """Ends every request that is alive."""
+        for sequence in list(self._sequences.values()):
+            self.finish(sequence, reason, error=error)
+
+    def finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        *,
+        token_id: int | None = None,
+        error: Exception | None = None,
+    ) -> None:
+        """Ends a sequence, whatever its state; the only way out, and idempotent.
+
+        Its row leaves the plan at once. Its pages go back at once, or when the step in flight that uses them retires.
+        """
+        if sequence.is_finished:
+            return
+        self._leave(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        del self._sequences[sequence.request_id]
+        if sequence.last_step is not None and sequence.is_in_flight:
+            sequence.last_step.parting.append(sequence)
+        else:
+            self._release(sequence)
+        self._counters.num_finished[reason] += 1
+        self._events.append(TokenEvent(sequence.request_id, token_id, reason, error))
+
+    # steps
+
+    def schedule(self) -> Step | None:
+        """Composes the next step and takes its pages.
+
+        Returns None when there is nothing to compute: no request is alive, or what could run needs a step in flight
+        to be committed first. Call `take_events` afterwards: a request may have ended here.
+
+        Raises:
+            RuntimeError: more steps are in flight than the pipeline is deep.
+        """
+        if len(self._in_flight) > self.config.pipeline_depth:
+            raise RuntimeError(f"{len(self._in_flight)} steps are in flight, commit one first")
+        self._drop_complete_rows()
+        self._admit()
+        step = Step(self._counters.num_steps)
+        if not self._schedule_decode(step) or not self._schedule_prefill(step):
+            return None
+        if not step.prefill and not step.decode:
+            return None
+        self._counters.num_steps += 1
+        self._counters.num_prefilled_tokens += step.num_prefill_tokens
+        self._in_flight.append(step)
+        return step
+
+    def commit(self, step: Step, result: StepResult) -> list[TokenEvent]:
+        """Retires the oldest step in flight and applies what it sampled.
+
+        Returns:
+            The events since the last call, in row order.
+
+        Raises:
+            ValueError: it is not the oldest step in flight, or the result has not one token per row.
+        """
+        if len(result.token_ids) != len(step.decode):
+            raise ValueError(f"{len(step.decode)} rows were decoded, got {len(result.token_ids)} tokens")
+        self._retire(step)
+        for row, token_id in zip(step.decode, result.token_ids, strict=True):
+            sequence = row.sequence
+            if sequence.is_finished:
+                continue
+            sequence.num_in_flight_tokens -= 1
+            sequence.token_ids.append(token_id)
+            self._counters.num_generated_tokens += 1
+            if token_id in sequence.stop_token_ids:
+                self.finish(sequence, FinishReason.STOP, token_id=token_id)
+            elif sequence.num_generated_tokens >= sequence.max_tokens:
+                self.finish(sequence, FinishReason.LENGTH, token_id=token_id)
+            else:
+                self._events.append(TokenEvent(sequence.request_id, token_id))
+        return self.take_events()
+
+    def fail(self, step: Step, error: Exception) -> list[TokenEvent]:
+        """Retires the oldest step in flight without a result: its requests end with `error`, the others go on."""
+        self._retire(step)
+        for sequence in step.sequences:
+            self.finish(sequence, FinishReason.ERROR, error=error)
+        return self.take_events()
+
+    def take_events(self) -> list[TokenEvent]:
+        """Returns the events that were not returned yet."""
+        events, self._events = self._events, []
+        return events
+
+    def take_released(self) -> list[int]:
+        """Returns the ids of sequences that gave up their pages or caches since the last call."""
+        released, self._released = self._released, []
+        return released
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is alive or a step is in flight."""
+        return bool(self._sequences or self._in_flight)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue; any thread may ask."""
+        return len(self._waiting)
+
+    def stats(self) -> SchedulerStats:
+        """Returns a snapshot; any thread may call it."""
+        head = self._waiting.head
+        return self._counters.snapshot(
+            num_running=len(self._prefilling) + len(self._decoding),
+            num_waiting=len(self._waiting),
+            num_pages_used=tuple(group.pool.num_used for group in self.groups.groups),
+            num_pages=tuple(group.pool.num_pages for group in self.groups.groups),
+            oldest_wait_s=0.0 if head is None else max(0.0, self._clock() - head.request.arrival_time),
+        )
+
+    def check_integrity(self) -> None:
+        """Checks pools, plans and, when nothing is alive, that nothing is held.
+
+        Raises:
+            CorruptionError: a pool contradicts itself.
+            InvalidPlanError: a plan contradicts itself.
+            RuntimeError: pages or slots are held by no sequence.
+        """
+        for index, group in enumerate(self.groups.groups):
+            group.pool.check_integrity()
+            group.plan.validate()
+            if group.plan.num_rows != len(self._decoding):
+                raise RuntimeError(f"group {index}: {group.plan.num_rows} plan rows, {len(self._decoding)} decoding")
+            if not self.has_work and group.pool.num_used:
+                raise RuntimeError(f"group {index}: {group.pool.num_used} pages are held by no sequence")
+
+    # composing a step
+
+    def _drop_complete_rows(self) -> None:
+        """Takes out of the batch whose last token is in flight already."""
+        for sequence in [row for row in self._decoding if row.num_tokens_to_schedule <= 0]:
+            self._decoding.remove(sequence)
+            self.groups.leave_batch(sequence)
+
+    def _admit(self) -> None:
+        while (head := self._waiting.head) is not None:
+            active = self._prefilling + self._decoding
+            if len(active) >= self.config.max_batch_size or not can_admit(head, active, self.groups):
+                return
+            if not active and self._in_flight:
+                return  # its pages may be those that the step in flight gives back
+            self._waiting.pop()
+            if head.num_preemptions == 0:
+                self._counters.num_prompt_tokens += head.num_prompt_tokens
+            head.status = SequenceStatus.PREFILL
+            self.groups.open_tables(head)
+            self._prefilling.append(head)
+            self._prefilling.sort(key=lambda sequence: sequence.sequence_id)
+
+    def _schedule_decode(self, step: Step) -> bool:
+        """Gives every row of the batch room for its next token; False when a step in flight must be committed first."""
+        self._retire_heads()
+        while True:
+            newcomers = [sequence for sequence in self._prefilling if sequence.num_prefill_tokens == 0]
+            needed = self.groups.pages_needed((*self._decoding, *newcomers), 1)
+            if self.groups.fits(needed):
+                break
+            if self._in_flight:
+                return False
+            self._give_way()
+        self.groups.advance(self._decoding, newcomers, step)
+        for sequence in newcomers:
+            self._prefilling.remove(sequence)
+            sequence.status = SequenceStatus.DECODE
+            self._decoding.append(sequence)
+        for index, sequence in enumerate(self._decoding):
+            is_known = sequence.num_in_flight_tokens == 0
+            step.decode.append(
+                DecodeRow(
+                    sequence,
+                    sequence.token_ids[-1] if is_known else None,
+                    sequence.last_row,
+                    sequence.num_computed_tokens,
+                    sequence.num_generated_tokens + sequence.num_in_flight_tokens,
+                )
+            )
+            sequence.num_computed_tokens += 1
+            sequence.num_in_flight_tokens += 1
+            sequence.last_step = step
+            sequence.last_row = index
+        return True
+
+    def _schedule_prefill(self, step: Step) -> bool:
+        """Fills the step's chunk budget with what pages allow; False when a step in flight must be committed first."""
+        while self._prefilling:
+            shares = split_budget(
+                [sequence.num_prefill_tokens for sequence in self._prefilling], self.config.prefill_chunk
+            )
+            for sequence, share in zip(self._prefilling, shares, strict=True):
+                num_tokens = self.groups.max_append(sequence, share)
+                if num_tokens:
+                    self._append_chunk(sequence, num_tokens, step)
+            if step.prefill or step.decode:
+                return True
+            if self._in_flight:
+                return False
+            # Each prompt waits for pages that another holds, and no row is running that would give some back.
+            self._give_way()
+        return True
+
+    def _append_chunk(self, sequence: Sequence, num_tokens: int, step: Step) -> None:
+        start = sequence.num_computed_tokens
+        self.groups.append_chunk(sequence, num_tokens, step)
+        step.prefill.append(PrefillChunk(sequence, sequence.token_ids[start : start + num_tokens], start))
+        sequence.num_computed_tokens += num_tokens
+        sequence.last_step = step
+
+    def _retire_heads(self) -> None:
+        """Gives back the pages that windows have left: after a chunk, and where a row crosses into a new page."""
+        if any(group.window is not None for group in self.groups.groups):
+            in_flight = self._in_flight[-1] if self._in_flight else None
+            for sequence in self._prefilling:
+                self.groups.retire_head(sequence, in_flight)
+            for sequence in self._decoding:
+                if any(self.groups.pages_needed((sequence,), 1)):
+                    self.groups.retire_head(sequence, in_flight)
+
+    def _give_way(self) -> None:
+        """Frees pages when they are short and no step is in flight: preempts the least-progressed sequence."""
+        holders = self._prefilling + self._decoding
+        victim = choose_victim(holders)
+        if len(holders) == 1:
+            # Admission clamps every request to the pool, so this one met pages that nobody here holds.
+            needed = self.groups.pages_needed((victim,), 1)
+            error = RuntimeError(
+                f"pages run out for a sequence that is alone: needs {needed}, free {self.groups.num_free()}"
+            )
+            self.finish(
+                victim,
+                FinishReason.LENGTH if victim.num_generated_tokens else FinishReason.ERROR,
+                error=None if victim.num_generated_tokens else error,
+            )
+            return
+        self._leave(victim)
+        self._release(victim)
+        victim.status = SequenceStatus.WAITING
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        self._waiting.push(victim)
+        self._counters.num_preemptions += 1
+
+    # leaving
+
+    def _leave(self, sequence: Sequence) -> None:
+        if sequence.status is SequenceStatus.WAITING:
+            self._waiting.remove(sequence)
+        elif sequence.status is SequenceStatus.PREFILL:
+            self._prefilling.remove(sequence)
+        elif sequence in self._decoding:
+            self._decoding.remove(sequence)
+            self.groups.leave_batch(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.groups.release(sequence)
+        if sequence.last_step is not None:
+            self._released.append(sequence.sequence_id)
+
+    def _retire(self, step: Step) -> None:
+        if not self._in_flight or self._in_flight[0] is not step:
+            raise ValueError(f"step {step.step_id} is not the oldest step in flight")
+        self._in_flight.popleft()
+        step.is_retired = True
+        for sequence in step.parting:
+            self._release(sequence)
+        for pool, pages in step.parting_pages:
+            pool.release(pages)
+        step.parting, step.parting_pages = [], []
