@@ -1,0 +1,158 @@
+"""From a configuration to a scheduler and a runner over a loaded, checked model. Runs on the engine's thread."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Literal
+
+import mlx.core as mx
+
+from mlxcel_paged._core import DecodePlan
+from mlxcel_paged.config import EngineConfig
+from mlxcel_paged.engine.available import available_device_bytes, available_host_bytes
+from mlxcel_paged.engine.core import EngineCore, EngineModel
+from mlxcel_paged.engine.decode_tokens import DecodeTokens
+from mlxcel_paged.engine.dense_runner import DenseRunner
+from mlxcel_paged.engine.memory import GroupShape, MemoryPlan, plan_memory
+from mlxcel_paged.engine.paged_runner import PagedRunner
+from mlxcel_paged.engine.runner import Runner
+from mlxcel_paged.engine.storage import StorageChoice, storage_for_model
+from mlxcel_paged.models.dense_model import DenseModel
+from mlxcel_paged.models.kv_groups import kv_layout
+from mlxcel_paged.models.loader import LoadedModel, load_model
+from mlxcel_paged.models.paged_model import PagedModel
+from mlxcel_paged.models.self_check import self_check
+from mlxcel_paged.scheduler import PagedGroup, Scheduler, SchedulerConfig
+
+if TYPE_CHECKING:
+    from mlxcel_paged.kvcache.layout import KVGroup, KVLayout
+
+logger = logging.getLogger("mlxcel_paged")
+
+
+def build_core(config: EngineConfig) -> EngineCore:
+    """Loads the model and everything around it.
+
+    Raises:
+        ModelNotFoundError, InvalidModelError, UnsupportedModelError: the model cannot be loaded or not be paged.
+        BudgetTooSmallError: the KV cache budget holds no page; it names the smallest usable one.
+        SelfCheckError: paged decode and the model's own cache disagree.
+        ValueError: max_context is beyond the model's.
+    """
+    loaded = load_model(
+        config.model, device=choose_device(config), dtype=config.dtype, keep_quantized=config.keep_quantized
+    )
+    return build_core_over(config, loaded)
+
+
+def choose_device(config: EngineConfig) -> Literal["cpu", "gpu"]:
+    """Resolves the device `auto` to MLX's default."""
+    if config.device != "auto":
+        return config.device
+    return "gpu" if mx.default_device() == mx.Device(mx.gpu) else "cpu"
+
+
+def build_core_over(config: EngineConfig, loaded: LoadedModel) -> EngineCore:
+    """As `build_core`, over a model that is loaded."""
+    max_context = _max_context(config, loaded)
+    storage = storage_for_model(config, loaded.model)
+    on_cpu = loaded.device == "cpu"
+    tokens = DecodeTokens(mx, on_cpu=on_cpu)
+    runner: Runner
+    memory: MemoryPlan | None = None
+    groups: list[PagedGroup] = []
+    if storage.storage == "paged":
+        layout = kv_layout(loaded.model)
+        report = self_check(loaded, page_size=config.page_size, arm=config.arm, layout=layout)
+        logger.info("self-check: largest logit difference %.2g, %s", report.largest_difference, report.outcomes)
+        memory = plan_model_memory(config, loaded, layout, storage, max_context)
+        model = PagedModel(
+            loaded,
+            num_pages=memory.num_pages,
+            page_size=config.page_size,
+            max_slots=storage.max_batch,
+            max_context=max_context,
+            arm=config.arm,
+            layout=layout,
+        )
+        groups = [
+            PagedGroup(pool, plan, config.page_size, group.window)
+            for pool, plan, group in zip(model.page_pools, model.plans, layout.groups, strict=True)
+        ]
+        runner = PagedRunner(model, tokens)
+    else:
+        runner = DenseRunner(DenseModel(loaded), tokens)
+    vocab_size = _vocab_size(loaded)
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_batch_size=storage.max_batch,
+            max_context=max_context,
+            vocab_size=vocab_size,
+            prefill_chunk=config.prefill_chunk,
+            eos_token_ids=frozenset(loaded.tokenizer.eos_token_ids),
+            # MLX's functional page writes copy a whole pool while a step in flight still reads it.
+            pipeline_depth=0 if on_cpu or groups else 1,
+        ),
+        groups,
+    )
+    model_view = EngineModel(loaded.name, loaded.tokenizer, vocab_size, max_context, loaded.device, storage, memory)
+    logger.info("%s on %s storage: %s", loaded.name, storage.storage, storage.reason)
+    return EngineCore(model_view, scheduler, runner)
+
+
+def plan_model_memory(
+    config: EngineConfig, loaded: LoadedModel, layout: KVLayout, storage: StorageChoice, max_context: int
+) -> MemoryPlan:
+    """Plans the pages of a loaded model.
+
+    Raises:
+        BudgetTooSmallError: the budget holds no page of every group beside the workspace.
+        ValueError: the budget asks for more memory than is left.
+    """
+    shapes = [
+        GroupShape(group.page_bytes(config.page_size, layout.dtype.size), group.window) for group in layout.groups
+    ]
+    return plan_memory(
+        shapes,
+        budget_bytes=config.kv_cache_budget,
+        available_bytes=available_host_bytes() if loaded.device == "cpu" else available_device_bytes(mx),
+        # One group's launch runs at a time.
+        workspace_bytes=max(decode_workspace_bytes(group, storage.max_batch) for group in layout.groups),
+        page_size=config.page_size,
+        max_batch=storage.max_batch,
+        max_context=max_context,
+        prefill_chunk=config.prefill_chunk,
+    )
+
+
+def decode_workspace_bytes(group: KVGroup, max_batch: int) -> int:
+    """Bytes of a decode launch's partial results: per work item and query head an f32 output row and its LSE."""
+    plan = DecodePlan(
+        max_slots=max_batch,
+        max_pages_per_slot=1,
+        num_pages=1,
+        page_size=8,
+        num_qo_heads=group.num_qo_heads,
+        num_kv_heads=group.num_kv_heads,
+        head_dim=group.head_dim,
+    )
+    return int(plan.num_work_items) * group.num_qo_heads * (group.head_dim + 1) * 4
+
+
+def _max_context(config: EngineConfig, loaded: LoadedModel) -> int:
+    if config.max_context is None:
+        return loaded.max_context
+    if config.max_context > loaded.max_context:
+        raise ValueError(
+            f"max_context is {config.max_context}, but {loaded.name} was trained for {loaded.max_context} tokens"
+        )
+    return config.max_context
+
+
+def _vocab_size(loaded: LoadedModel) -> int:
+    """Rows of the token embedding: what a token id may be without reading out of bounds."""
+    sources: tuple[dict[str, Any], ...] = (loaded.config, loaded.config.get("text_config") or {})
+    for source in sources:
+        if isinstance(source.get("vocab_size"), int):
+            return int(source["vocab_size"])
+    return len(loaded.tokenizer)

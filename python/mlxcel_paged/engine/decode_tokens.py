@@ -1,0 +1,75 @@
+"""The tokens of the decode batch: sampled at the end of one step, fed to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+
+from mlxcel_paged.engine.sampler import Sampler
+from mlxcel_paged.scheduler import DecodeRow, Step
+
+_CLEAR_CACHE_INTERVAL_STEPS = 256
+
+
+class DecodeTokens:
+    """Samples a step's rows and feeds them to the next step.
+
+    On the CPU logits are read in place and sampled with NumPy, so a launched step is a finished one. On a GPU all stays
+    lazy and on the device: a row whose input is still in flight takes it from the previous step's array.
+
+    Args:
+        mx: the module `mlx.core`.
+        on_cpu: whether MLX computes in host memory.
+    """
+
+    def __init__(self, mx: Any, *, on_cpu: bool) -> None:
+        self._mx = mx
+        self._on_cpu = on_cpu
+        self._sampler = Sampler(np if on_cpu else mx)
+        self._previous: Any = None  # [rows of the last launched step] int32
+
+    def inputs(self, rows: Seq[DecodeRow]) -> Any:
+        """Returns the input token of every row, [num_rows] int32."""
+        mx = self._mx
+        in_flight = [index for index, row in enumerate(rows) if row.token_id is None]
+        if not in_flight:
+            return mx.array([row.token_id for row in rows], dtype=mx.int32)
+        previous = self._previous
+        if [row.previous_row for row in rows] == list(range(previous.shape[0])) and len(in_flight) == len(rows):
+            return previous
+        taken = mx.take(previous, mx.array([row.previous_row if row.token_id is None else 0 for row in rows]))
+        if len(in_flight) == len(rows):
+            return taken
+        known = mx.array([-1 if row.token_id is None else row.token_id for row in rows], dtype=mx.int32)
+        return mx.where(known < 0, taken, known)
+
+    def sample(self, logits: Any, step: Step) -> Any:
+        """Samples one token per row of `step`.
+
+        Args:
+            logits: [num_rows, vocab_size] float32.
+
+        Returns:
+            [num_rows] token ids; `.tolist()` waits for them.
+        """
+        mx = self._mx
+        if self._on_cpu:
+            mx.eval(logits)
+            tokens = self._sampler.sample(np.array(logits, copy=False), step.decode)
+        else:
+            tokens = self._sampler.sample(logits, step.decode).astype(mx.int32)
+            mx.async_eval(tokens)
+            self._previous = tokens
+        self._tidy(step)
+        return tokens
+
+    def skip(self, step: Step) -> None:
+        """Notes a step that decodes nothing."""
+        self._tidy(step)
+
+    def _tidy(self, step: Step) -> None:
+        # Chunks of ever new lengths leave buffers in MLX's cache that no later step has the size to use.
+        if step.prefill or step.step_id % _CLEAR_CACHE_INTERVAL_STEPS == 0:
+            self._mx.clear_cache()

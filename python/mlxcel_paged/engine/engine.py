@@ -1,0 +1,356 @@
+"""The engine: one thread that loads the model and owns every MLX call, and the door to it for all other threads.
+
+A request goes in by `submit` and comes back as events, called on the engine's thread, of which exactly one is the
+last. That holds whatever happens: a step that raises ends its own requests with the error and the engine goes on; if
+the thread itself cannot go on, the state turns to `failed` for good and every request that is alive is answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mlxcel_paged._core import CorruptionError
+from mlxcel_paged.config import EngineConfig
+from mlxcel_paged.engine.core import EngineCore, EngineModel
+from mlxcel_paged.engine.errors import EngineFailedError, EngineNotReadyError
+from mlxcel_paged.engine.stats import EngineState, EngineStats
+from mlxcel_paged.request import FinishReason, InvalidRequestError, QueueFullError, Request, TokenEvent
+from mlxcel_paged.scheduler import SchedulerStats, Step
+
+logger = logging.getLogger("mlxcel_paged")
+
+OnEvent = Callable[[TokenEvent], None]
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A step that was launched, or that failed to be; retired in order all the same."""
+
+    step: Step
+    launch: Any = None
+    error: Exception | None = None
+
+
+class Engine:
+    """Runs requests on one model.
+
+    Args:
+        config: what to load and how to run it.
+        build: makes the core on the engine's thread; tests give their own.
+        max_queued_requests: requests that may wait for a place; None is no bound.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        build: Callable[[EngineConfig], EngineCore] | None = None,
+        max_queued_requests: int | None = 256,
+    ) -> None:
+        self.config = config
+        self._build = build
+        self._max_queued_requests = max_queued_requests
+        self._wake = threading.Condition()
+        # Guarded by _wake:
+        self._state = EngineState.LOADING
+        self._failure: BaseException | None = None
+        self._core: EngineCore | None = None
+        self._listeners: dict[str, OnEvent] = {}
+        self._inbox: deque[Request | tuple[str, FinishReason]] = deque()
+        self._num_inbox_requests = 0
+        self._stopping: bool | None = None  # None: no; True: drain first; False: abort first
+        # Written by the engine's thread alone:
+        self._num_failed_steps = 0
+        self._busy_s = 0.0
+        self._model_s = 0.0
+        self._step_started_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name="mlxcel-paged-engine", daemon=True)
+
+    # any thread
+
+    def start(self) -> None:
+        """Starts loading and returns; `wait_until_ready` waits for the outcome."""
+        if self._build is None:
+            from mlxcel_paged import blas
+            from mlxcel_paged.engine.build import build_core
+
+            blas.prepare()  # has to come before the first import of mlx
+            self._build = build_core
+        self._thread.start()
+
+    def wait_until_ready(self, timeout_s: float | None = None) -> EngineModel:
+        """Waits until the model is loaded and checked.
+
+        Raises:
+            TimeoutError: it is not after `timeout_s` seconds.
+            EngineFailedError: it could not be loaded; the cause is attached.
+            EngineNotReadyError: the engine was stopped.
+        """
+        with self._wake:
+            if not self._wake.wait_for(lambda: self._state is not EngineState.LOADING, timeout_s):
+                raise TimeoutError(f"the model is not loaded after {timeout_s} s")
+        return self.model
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the state is `failed`."""
+        return self._failure
+
+    @property
+    def model(self) -> EngineModel:
+        """The loaded model.
+
+        Raises:
+            EngineNotReadyError: it is not loaded, or the engine was stopped.
+            EngineFailedError: the engine failed.
+        """
+        with self._wake:
+            return self._ready_core().model
+
+    def submit(self, request: Request, on_event: OnEvent) -> None:
+        """Queues a request; its max_tokens is clamped to what the context and the pool hold.
+
+        `on_event` is called in order on the engine's thread and must return at once; its last event has a finish
+        reason. If it raises, the request is aborted.
+
+        Raises:
+            InvalidRequestError: the request can never be served (ContextLengthExceededError: its prompt is too long),
+                or one of that name is alive.
+            QueueFullError: too many requests wait.
+            EngineNotReadyError: the model is not loaded yet, or the engine is stopping.
+            EngineFailedError: the engine failed.
+        """
+        with self._wake:
+            scheduler = self._ready_core().scheduler
+        scheduler.check(request)
+        with self._wake:
+            self._ready_core()
+            if request.request_id in self._listeners:
+                raise InvalidRequestError("request_id", request.request_id, "unique among the requests that are alive")
+            num_waiting = scheduler.num_waiting + self._num_inbox_requests
+            if self._max_queued_requests is not None and num_waiting >= self._max_queued_requests:
+                raise QueueFullError(num_waiting)
+            self._listeners[request.request_id] = on_event
+            self._inbox.append(request)
+            self._num_inbox_requests += 1
+            self._wake.notify_all()
+
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Withdraws a request; one that is not alive is ignored. Its pages are free within a step.
+
+        Args:
+            reason: what its last event says; STOP when the caller found a stop string.
+        """
+        with self._wake:
+            if request_id in self._listeners:
+                self._inbox.append((request_id, reason))
+                self._wake.notify_all()
+
+    def stats(self) -> EngineStats:
+        """Returns a snapshot."""
+        with self._wake:
+            core, state, num_inbox_requests = self._core, self._state, self._num_inbox_requests
+        scheduler = SchedulerStats() if core is None else core.scheduler.stats()
+        started_at = self._step_started_at
+        return EngineStats(
+            state=state,
+            num_requests_running=scheduler.num_running,
+            num_requests_waiting=scheduler.num_waiting + num_inbox_requests,
+            kv_pages_used=sum(scheduler.num_pages_used),
+            kv_pages_total=sum(scheduler.num_pages),
+            num_preemptions=scheduler.num_preemptions,
+            num_prompt_tokens=scheduler.num_prompt_tokens,
+            num_prefilled_tokens=scheduler.num_prefilled_tokens,
+            num_generated_tokens=scheduler.num_generated_tokens,
+            num_finished=scheduler.num_finished,
+            num_steps=scheduler.num_steps,
+            num_failed_steps=self._num_failed_steps,
+            decode_launches={} if core is None else core.runner.outcomes(),
+            busy_s=self._busy_s,
+            model_s=self._model_s,
+            step_age_s=0.0 if started_at is None else time.monotonic() - started_at,
+            oldest_wait_s=scheduler.oldest_wait_s,
+        )
+
+    def stop(self, *, drain: bool = False, timeout_s: float | None = None) -> bool:
+        """Refuses new requests, ends those that are alive and waits for the thread.
+
+        Args:
+            drain: let requests run to their end; else they are aborted.
+            timeout_s: seconds to wait; None waits for ever.
+
+        Returns:
+            Whether the thread has ended.
+        """
+        with self._wake:
+            # A second call may only be more impatient than the first.
+            self._stopping = drain if self._stopping is None else self._stopping and drain
+            self._wake.notify_all()
+        if self._thread.ident is None:
+            self._close(EngineState.STOPPED, None)
+            return True
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _ready_core(self) -> EngineCore:
+        if self._state is EngineState.FAILED:
+            raise EngineFailedError(str(self._failure)) from self._failure
+        if self._core is None or self._state is not EngineState.READY:
+            raise EngineNotReadyError(f"the engine is {self._state}")
+        if self._stopping is not None:
+            raise EngineNotReadyError("the engine is stopping")
+        return self._core
+
+    # the engine's thread
+
+    def _run(self) -> None:
+        try:
+            assert self._build is not None
+            core = self._build(self.config)
+            with self._wake:
+                self._core = core
+                self._state = EngineState.READY
+                self._wake.notify_all()
+            self._loop(core)
+        except BaseException as error:
+            logger.critical("the engine failed", exc_info=error)
+            self._close(EngineState.FAILED, error)
+        else:
+            self._close(EngineState.STOPPED, None)
+
+    def _loop(self, core: EngineCore) -> None:
+        flights: deque[_Flight] = deque()
+        while self._take_inbox(core):
+            self._step_started_at = time.monotonic()
+            started_at = time.perf_counter()
+            self._advance(core, flights)
+            self._busy_s += time.perf_counter() - started_at
+            self._step_started_at = None
+
+    def _take_inbox(self, core: EngineCore) -> bool:
+        """Applies what other threads asked for, waiting for it when there is nothing to do; False when it is over."""
+        scheduler = core.scheduler
+        with self._wake:
+            if not scheduler.has_work:
+                self._wake.wait_for(lambda: self._inbox or self._stopping is not None)
+            commands = list(self._inbox)
+            self._inbox.clear()
+            self._num_inbox_requests = 0
+            stopping = self._stopping
+        for command in commands:
+            if isinstance(command, Request):
+                self._add(core, command)
+            else:
+                scheduler.abort(*command)
+        if stopping is False:
+            scheduler.finish_all(FinishReason.ABORT)
+        self._deliver(core, scheduler.take_events())
+        return stopping is None or scheduler.has_work
+
+    def _add(self, core: EngineCore, request: Request) -> None:
+        try:
+            core.scheduler.add(request)
+        except Exception as error:
+            logger.exception("a request that was checked cannot be added")
+            self._answer(core, TokenEvent(request.request_id, None, FinishReason.ERROR, error.with_traceback(None)))
+
+    def _advance(self, core: EngineCore, flights: deque[_Flight]) -> None:
+        """Launches the next step, and retires the oldest one once the pipeline is full or nothing more can start."""
+        scheduler = core.scheduler
+        step = scheduler.schedule()
+        events = scheduler.take_events()
+        self._deliver(core, events)
+        if step is not None:
+            flights.append(self._launch(core, step))
+        if step is None and not flights and not events and scheduler.has_work:
+            raise RuntimeError(f"no request can be scheduled: {scheduler.stats()}")
+        # After a failed launch nothing may be scheduled whose input that step should have sampled.
+        num_kept = 0 if step is None or flights[-1].error is not None else scheduler.config.pipeline_depth
+        while len(flights) > num_kept:
+            self._retire(core, flights.popleft())
+
+    def _launch(self, core: EngineCore, step: Step) -> _Flight:
+        started_at = time.perf_counter()
+        try:
+            return _Flight(step, launch=core.runner.launch(step))
+        except Exception as error:
+            return _Flight(step, error=error)
+        finally:
+            self._model_s += time.perf_counter() - started_at
+
+    def _retire(self, core: EngineCore, flight: _Flight) -> None:
+        """Commits a step, or ends its requests with the error that it raised."""
+        started_at = time.perf_counter()
+        error = flight.error
+        if error is None:
+            try:
+                result = core.runner.collect(flight.launch)
+            except Exception as raised:
+                error = raised
+        self._model_s += time.perf_counter() - started_at
+        if error is None:
+            self._deliver(core, core.scheduler.commit(flight.step, result))
+        else:
+            logger.error("step %d failed", flight.step.step_id, exc_info=error)
+            self._num_failed_steps += 1
+            # The traceback would keep the step's arrays and pages alive for as long as the caller keeps the error.
+            self._deliver(core, core.scheduler.fail(flight.step, error.with_traceback(None)))
+            if isinstance(error, CorruptionError):
+                raise error
+            if not core.scheduler.has_work:
+                core.scheduler.check_integrity()
+
+    def _deliver(self, core: EngineCore, events: list[TokenEvent]) -> None:
+        """Hands out events and lets the runner forget the sequences that ended."""
+        for event in events:
+            self._answer(core, event)
+        released = core.scheduler.take_released()
+        if released:
+            core.runner.release(released)
+
+    def _answer(self, core: EngineCore, event: TokenEvent) -> None:
+        on_event = self._listeners.get(event.request_id)
+        if event.finish_reason is not None:
+            self._forget(event.request_id)
+        if on_event is None:
+            return
+        try:
+            on_event(event)
+        except Exception:
+            logger.exception("the listener of request %s raised", event.request_id)
+            self._forget(event.request_id)
+            core.scheduler.abort(event.request_id)
+
+    def _forget(self, request_id: str) -> None:
+        with self._wake:
+            self._listeners.pop(request_id, None)
+
+    def _close(self, state: EngineState, error: BaseException | None) -> None:
+        """Ends the engine for good: first the state that refuses requests, then an answer for every one alive."""
+        with self._wake:
+            self._state, self._failure, self._core = state, error, None
+            listeners, self._listeners = self._listeners, {}
+            self._inbox.clear()
+            self._num_inbox_requests = 0
+            self._step_started_at = None
+            self._wake.notify_all()
+        for request_id, on_event in listeners.items():
+            if error is None:
+                event = TokenEvent(request_id, None, FinishReason.ABORT)
+            else:
+                event = TokenEvent(request_id, None, FinishReason.ERROR, EngineFailedError(str(error)))
+            try:
+                on_event(event)
+            except Exception:
+                logger.exception("the listener of request %s raised", request_id)

@@ -1,0 +1,45 @@
+"""Runs steps on pages: one forward pass per prefill chunk and one for the whole decode batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, Any
+
+from mlxcel_paged.engine.decode_tokens import DecodeTokens
+from mlxcel_paged.scheduler import Step, StepResult
+
+if TYPE_CHECKING:
+    from mlxcel_paged.models.paged_model import PagedModel
+
+
+class PagedRunner:
+    """Executes steps with a `PagedModel`. The scheduler has already moved page tables and plans.
+
+    Args:
+        model: model over pages.
+        tokens: sampling and the hand-over of tokens between steps.
+    """
+
+    def __init__(self, model: PagedModel, tokens: DecodeTokens) -> None:
+        self._model = model
+        self._tokens = tokens
+
+    def launch(self, step: Step) -> Any:
+        for copy in step.copies:
+            self._model.copy_pages(copy.group, [(copy.src, copy.dst)])
+        for chunk in step.prefill:
+            self._model.prefill(chunk.token_ids, chunk.sequence.tables, chunk.start)
+        if not step.decode:
+            self._tokens.skip(step)
+            return None
+        logits = self._model.decode(self._tokens.inputs(step.decode))
+        return self._tokens.sample(logits, step)
+
+    def collect(self, launch: Any) -> StepResult:
+        return StepResult([] if launch is None else launch.tolist())
+
+    def release(self, sequence_ids: Seq[int]) -> None:
+        pass
+
+    def outcomes(self) -> dict[str, int]:
+        return self._model.outcomes.snapshot()

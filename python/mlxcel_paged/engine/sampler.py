@@ -1,0 +1,125 @@
+"""Chooses one token per decode row, with the semantics of `mlx_lm.sample_utils.make_sampler`.
+
+Order of the filters as there: top_p, min_p and top_k look at the distribution at temperature 1, then the temperature is
+applied to what is left. Each filter keeps the most likely tokens down to some value, so all of them together are one
+threshold per row. Where tokens tie at a threshold all of them are kept (mlx-lm's top_k keeps an arbitrary choice).
+
+The random number of a token is a hash of the request's seed and the token's index alone, and every operation here
+works along rows. So a request's stream depends neither on its neighbours nor on its place in the batch, and preemption
+does not change it.
+
+The same code runs on NumPy and on MLX arrays. On the CPU NumPy is used: MLX's own sort and exp take 20 to 40 times as
+long there (2026-11, 4 x 49152 logits: sort 12.9 ms against 0.35 ms), and the logits are in host memory anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
+
+import numpy as np
+
+from mlxcel_paged.request import SamplingParams
+
+_MASK = 2**64 - 1
+_GAMMA = 0x9E3779B97F4A7C15
+# Below this the distribution is the maximum alone in f32; smaller values would only overflow.
+_MIN_TEMPERATURE = 1e-5
+
+
+class SampleRow(Protocol):
+    """What the sampler needs to know about a row of logits."""
+
+    @property
+    def sampling(self) -> SamplingParams: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def sample_index(self) -> int: ...
+
+
+def uniform(seed: int, index: int) -> float:
+    """Returns output `index` of the random stream `seed`: a multiple of 2^-23 in [0, 1), exact in f32.
+
+    SplitMix64 (Steele, Lea and Flood 2014) as a counter-based generator; the seed is mixed first, so that the streams
+    of neighbouring seeds do not overlap.
+    """
+    state = (_mix(seed & _MASK) + (index + 1) * _GAMMA) & _MASK
+    return (_mix(state) >> 41) / 2**23
+
+
+def _mix(value: int) -> int:
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+class Sampler:
+    """Samples a batch of rows that may each want something else.
+
+    Args:
+        xp: array module to compute with, `numpy` or `mlx.core`.
+    """
+
+    def __init__(self, xp: Any = np) -> None:
+        self._xp = xp
+
+    def sample(self, logits: Any, rows: Seq[SampleRow]) -> Any:
+        """Chooses one token per row.
+
+        Args:
+            logits: [num_rows, vocab_size] float32, of the array module given; at least one finite value per row.
+            rows: parameters per row.
+
+        Returns:
+            [num_rows] integer token ids, of the array module given; lazy with MLX.
+        """
+        xp = self._xp
+        tokens = xp.argmax(logits, axis=-1)
+        random_rows = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
+        if not random_rows:
+            return tokens
+        # One small array per step: each upload costs on CUDA.
+        parameters = xp.array([_parameters(rows[index]) for index in random_rows], dtype=xp.float32)
+        needs_order = any(rows[index].sampling.top_p < 1.0 or rows[index].sampling.top_k for index in random_rows)
+        if len(random_rows) == len(rows):
+            return self._draw(logits, parameters, needs_order)
+        indices = xp.array(random_rows)
+        tokens[indices] = self._draw(xp.take(logits, indices, axis=0), parameters, needs_order).astype(tokens.dtype)
+        return tokens
+
+    def _draw(self, logits: Any, parameters: Any, needs_order: bool) -> Any:
+        """Inverts the cumulative distribution of each row at the row's uniform number."""
+        xp = self._xp
+        temperature, top_p, log_min_p, top_k, number = (parameters[:, index : index + 1] for index in range(5))
+        peak = xp.max(logits, axis=-1, keepdims=True)
+        threshold = peak + log_min_p
+        if needs_order:
+            threshold = xp.maximum(threshold, self._order_threshold(logits, peak, top_p, top_k))
+        weights = xp.where(logits >= threshold, xp.exp((logits - peak) / temperature), 0.0)
+        mass = xp.where(weights > 0.0, xp.cumsum(weights, axis=-1), 0.0)
+        # A parallel scan need not be monotonic in its last bits; its largest value is still that of a kept token.
+        target = number * xp.max(mass, axis=-1, keepdims=True)
+        return xp.argmax(mass > target, axis=-1)
+
+    def _order_threshold(self, logits: Any, peak: Any, top_p: Any, top_k: Any) -> Any:
+        """Returns [rows, 1]: the least logit that top_p and top_k keep."""
+        xp = self._xp
+        ordered = xp.sort(logits, axis=-1)[..., ::-1]
+        mass = xp.cumsum(xp.exp(ordered - peak), axis=-1)
+        mass_above = xp.concatenate([xp.zeros_like(mass[..., :1]), mass[..., :-1]], axis=-1)
+        num_kept = xp.sum(mass_above < top_p * mass[..., -1:], axis=-1, keepdims=True)
+        num_kept = xp.maximum(xp.minimum(num_kept.astype(xp.float32), top_k), 1.0).astype(xp.int32)
+        return xp.take_along_axis(ordered, num_kept - 1, axis=-1)
+
+
+def _parameters(row: SampleRow) -> tuple[float, float, float, float, float]:
+    sampling = row.sampling
+    return (
+        max(float(sampling.temperature), _MIN_TEMPERATURE),
+        float(sampling.top_p) if sampling.top_p < 1.0 else math.inf,
+        math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf,
+        float(sampling.top_k) if sampling.top_k else math.inf,
+        uniform(row.seed, row.sample_index),
+    )

@@ -1,0 +1,72 @@
+"""Paged or dense storage for decode: decided once per engine, with the reason on record. No engine is needed to ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mlxcel_paged.config import EngineConfig
+from mlxcel_paged.errors import UnsupportedModelError
+
+Storage = Literal["paged", "dense"]
+
+
+@dataclass(frozen=True, slots=True)
+class StorageChoice:
+    """Where decode keeps keys and values.
+
+    Attributes:
+        storage: `paged` or `dense`.
+        max_batch: sequences that decode together; 1 when the model's own caches cannot be batched.
+        reason: why, as a clause.
+    """
+
+    storage: Storage
+    max_batch: int
+    reason: str
+
+
+def choose_storage(config: EngineConfig, *, cannot_page: str | None, cannot_batch: str | None) -> StorageChoice:
+    """Applies `--decode-storage`, `--parallel` and `--no-batch` to what the model can do.
+
+    Args:
+        config: what was asked for.
+        cannot_page: why some attention layer cannot be paged, or None.
+        cannot_batch: why the model's own caches cannot hold several sequences, or None.
+
+    Raises:
+        UnsupportedModelError: paged storage was asked for and the model cannot have it.
+    """
+    dense_batch = config.max_batch if cannot_batch is None else 1
+    dense_note = "" if dense_batch == config.max_batch else f"; one sequence at a time: {cannot_batch}"
+    if config.decode_storage == "dense":
+        return StorageChoice("dense", dense_batch, f"asked for{dense_note}")
+    if config.decode_storage == "paged":
+        if cannot_page is not None:
+            raise UnsupportedModelError(f"{cannot_page} (hint: use dense storage)")
+        return StorageChoice("paged", config.max_batch, "asked for")
+    if cannot_page is not None:
+        return StorageChoice("dense", dense_batch, f"{cannot_page}{dense_note}")
+    if config.max_batch == 1:
+        return StorageChoice("dense", 1, "one sequence at a time has nothing to share a batch with")
+    return StorageChoice("paged", config.max_batch, "several sequences are batched and every attention layer is paged")
+
+
+def storage_for_model(config: EngineConfig, model: object) -> StorageChoice:
+    """Chooses for a loaded mlx-lm model. Runs on the thread that owns MLX.
+
+    Raises:
+        UnsupportedModelError: paged storage was asked for and the model cannot have it.
+    """
+    from mlx_lm.models.cache import make_prompt_cache
+
+    from mlxcel_paged.models.kv_groups import kv_layout
+
+    cannot_page = None
+    try:
+        kv_layout(model)
+    except UnsupportedModelError as error:
+        cannot_page = str(error)
+    unbatched = {type(cache).__name__ for cache in make_prompt_cache(model) if not hasattr(cache, "merge")}
+    cannot_batch = f"{', '.join(sorted(unbatched))} holds one sequence" if unbatched else None
+    return choose_storage(config, cannot_page=cannot_page, cannot_batch=cannot_batch)
