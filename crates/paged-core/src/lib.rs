@@ -4,6 +4,8 @@
 //! [`DecodePlan`](plan::DecodePlan) lays the tables of a batch out for a kernel. [`BlockBudget`] says how many pages there may
 //! be. Nothing here knows Python or a GPU.
 
+#[cfg(not(paged_loom))]
+pub mod attention;
 mod budget;
 mod error;
 mod geometry;
