@@ -31,6 +31,14 @@ __all__ = [
     "StaleSlotError",
     "__version__",
     "bench_plan",
+    "cpu_copy_page",
+    "cpu_memory_roof",
+    "cpu_paged_decode",
+    "cpu_paged_prefill",
+    "cpu_write_decode",
+    "cpu_write_pages",
+    "num_threads",
+    "simd_level",
 ]
 
 __version__: str
@@ -40,6 +48,13 @@ class _Buffer(Protocol):
 
 _Indices: TypeAlias = Sequence[int] | _Buffer
 """A sequence of ints, or a one-dimensional int32 or int64 buffer, contiguous or not."""
+
+_Array: TypeAlias = object
+"""A float32, float16 or bfloat16 array with a buffer: NumPy or MLX (evaluated), last dimension contiguous.
+
+MLX's stubs do not declare its buffers. bfloat16 is what MLX exports, or carried by uint16. An array that is written to
+must be writable, without overlap in itself or with another argument.
+"""
 
 class PagedError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -594,3 +609,105 @@ def bench_plan(batch: int, context: int, page_size: int, *, repeats: int | None 
         `advance_ns`: a step without page crossing. `crossing_one_ns`, `crossing_all_ns`: a step in which one row, or
         every row, gets a page. `rebuild_ns`: the same state built from CSR arrays.
     """
+
+def cpu_paged_decode(
+    plan: DecodePlan,
+    q: _Array,
+    out: _Array,
+    k_pages: _Array,
+    v_pages: _Array,
+    *,
+    lse: _Array | None = None,
+    k_new: _Array | None = None,
+    v_new: _Array | None = None,
+    layout: str,
+    sm_scale: float,
+    logits_soft_cap: float | None = None,
+    sinks: _Array | None = None,
+    window: int | None = None,
+) -> None:
+    """Runs one decode step of the plan's rows in one call: `out = softmax(sm_scale * q K^T) V` over each row's tokens.
+
+    The softmax and the partial results of split rows are float32. The same call gives the same bits every time. A row
+    without tokens gives 0 and an LSE of -inf, or the sink's. Bytes that belong to no visible token do not matter.
+
+    Args:
+        plan: The batch; its work list is brought up to date first.
+        q: `[num_rows, num_qo_heads, head_dim]`, 1 to 16 query heads per KV head, head_dim a multiple of 16 up to 512.
+        out: Shape and dtype of `q`; written.
+        k_pages: NHD `[num_pages, page_size, num_kv_heads, head_dim]` or HND `[num_pages, num_kv_heads, page_size,
+            head_dim]`.
+        v_pages: Shape and dtype of `k_pages`.
+        lse: float32 `[num_rows, num_qo_heads]`; gets the base-2 log-sum-exp of the scaled logits, the sink included.
+        k_new: `[num_rows, num_kv_heads, head_dim]`; written to each row's last token first. With `v_new` or not at all.
+        v_new: As `k_new`.
+        layout: Order of the dimensions of the pools.
+        sm_scale: Factor of the logits.
+        logits_soft_cap: `cap * tanh(logit / cap)`; 0 or None is off.
+        sinks: `[num_qo_heads]` logits that take part in the softmax without a value.
+        window: Visible tokens, the newest included; on top of the plan's own window.
+
+    Raises:
+        InvalidArgumentError, InvalidTypeError: Names the argument; nothing was written.
+    """
+
+def cpu_paged_prefill(
+    q: _Array,
+    out: _Array,
+    k_pages: _Array,
+    v_pages: _Array,
+    *,
+    page_ids: _Indices,
+    first_page_offset: int,
+    num_tokens: int,
+    layout: str,
+    sm_scale: float,
+    logits_soft_cap: float | None = None,
+    sinks: _Array | None = None,
+    window: int | None = None,
+    lse: _Array | None = None,
+    k_new: _Array | None = None,
+    v_new: _Array | None = None,
+) -> None:
+    """Runs causal attention of the last tokens of one sequence over its pages; each sees the tokens up to itself.
+
+    Args:
+        q: `[num_queries, num_qo_heads, head_dim]`: the last `num_queries` of the `num_tokens` tokens.
+        page_ids: Pages of the sequence in token order; more than needed may be given.
+        first_page_offset: Entry of the first page that holds the first token.
+        num_tokens: Tokens held, the queries' own included.
+        lse: float32 `[num_queries, num_qo_heads]`.
+        k_new: `[num_queries, num_kv_heads, head_dim]`; written to the queries' own tokens first, with `v_new`.
+
+    The other arguments, the result and the errors are those of `cpu_paged_decode`.
+    """
+
+def cpu_write_pages(
+    k_new: _Array,
+    v_new: _Array,
+    k_pages: _Array,
+    v_pages: _Array,
+    *,
+    page_ids: _Indices,
+    first_page_offset: int,
+    num_tokens: int,
+    layout: str,
+) -> None:
+    """Writes `k_new` and `v_new`, `[n, num_kv_heads, head_dim]`, to the last `n` of a sequence's `num_tokens` tokens."""
+
+def cpu_write_decode(
+    plan: DecodePlan, k_new: _Array, v_new: _Array, k_pages: _Array, v_pages: _Array, *, layout: str
+) -> None:
+    """Writes `k_new` and `v_new`, `[num_rows, num_kv_heads, head_dim]`, to the last token of every row of the plan."""
+
+def cpu_copy_page(pages: _Array, src: int, dst: int) -> None:
+    """Copies page `src` of a pool, four dimensions in either layout, to page `dst`."""
+
+def cpu_memory_roof(num_bytes: int, repeats: int) -> float:
+    """Returns the best rate, in GB/s (10^9 bytes), of `repeats` plain reads of `num_bytes` bytes by all threads."""
+
+def simd_level() -> str:
+    """Returns the instruction set of the CPU kernels: `portable`, `avx2`, `avx512` or `neon`."""
+
+def num_threads() -> int:
+    """Returns the number of threads that the CPU kernels run on."""

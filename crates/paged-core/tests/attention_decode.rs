@@ -10,7 +10,6 @@ const HEAD_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
 const PAGE_SIZES: [usize; 8] = [8, 16, 32, 64, 128, 1, 5, 20];
 const POISONS: [f32; 3] = [f32::NAN, f32::INFINITY, 65504.0];
 const ELEMENTS: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
-const WINDOWS: [Option<fn(usize) -> usize>; 3] = [None, Some(|page| page + 1), Some(|page| 3 * page)];
 
 /// Levels of the factors: head dim, group, page size, element, layout, poison, window, options, splits.
 const LEVELS: [usize; 9] = [5, 16, 8, 3, 2, 3, 3, 4, 4];
@@ -52,7 +51,7 @@ fn shape_of(row: &[usize; 9], rng: &mut Rng) -> Shape {
     let mut shape = Shape::new(page, HEAD_DIMS[row[0]], 1 + rng.below(2), row[1] + 1, &lengths);
     shape.layout = [PoolLayout::Nhd, PoolLayout::Hnd][row[4]];
     shape.poison = POISONS[row[5]];
-    shape.window = WINDOWS[row[6]].map(|window| window(page));
+    shape.window = [None, Some(page + 1), Some(3 * page)][row[6]];
     shape.soft_cap = if row[7] & 1 != 0 { 1.5 } else { 0.0 };
     shape.sinks = row[7] & 2 != 0;
     for (length, offset) in &mut shape.rows {

@@ -1,5 +1,7 @@
 //! `mlxcel_paged._core`: wiring only. Each submodule wraps one part of `paged-core`.
 
+mod array;
+mod attention;
 mod bench_plan;
 mod budget;
 mod buffer;
@@ -17,6 +19,11 @@ use pyo3::prelude::*;
 mod _core {
     use super::*;
 
+    #[pymodule_export]
+    use super::attention::{
+        cpu_copy_page, cpu_memory_roof, cpu_paged_decode, cpu_paged_prefill, cpu_write_decode,
+        cpu_write_pages, num_threads, simd_level,
+    };
     #[pymodule_export]
     use super::bench_plan::bench_plan;
     #[pymodule_export]

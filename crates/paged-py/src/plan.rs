@@ -46,7 +46,6 @@ impl DecodePlan {
 
     /// Runs `task`, detached from the interpreter, on the plan with its work list up to date. The plan does not change
     /// meanwhile.
-    #[expect(dead_code, reason = "the attention kernel is its caller")]
     pub(crate) fn run<T: Send>(&self, py: Python<'_>, task: impl FnOnce(&plan::DecodePlan) -> T + Send) -> T {
         py.detach(|| {
             let mut plan = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
