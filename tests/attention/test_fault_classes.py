@@ -13,7 +13,7 @@ from problem import Problem, make_problem
 from mlxcel_paged.attention.api import paged_decode
 from mlxcel_paged.errors import InvalidArgumentError, InvalidTypeError
 
-BACKENDS = ["gather"]
+BACKENDS = ["cpu", "gather"]
 pytestmark = pytest.mark.parametrize("backend", BACKENDS)
 
 

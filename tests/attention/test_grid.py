@@ -25,7 +25,7 @@ FACTORS: dict[str, list[Any]] = {
     "poison": ["nan", "inf", "largest"],
     "num_splits": [None, 1, 3],
 }
-BACKENDS = ["gather"]
+BACKENDS = ["cpu", "gather"]
 
 
 def lengths_around(page_size: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import mlx.core as mx
 import numpy as np
@@ -82,14 +82,14 @@ def choose_backend(backend: Any, *, num_qo_heads: int, num_kv_heads: int, head_d
 
 def run_cpu(plan: _core.DecodePlan, call: DecodeCall, k_new: mx.array | None, v_new: mx.array | None) -> Result:
     """Runs the fused CPU kernel on `plan`, appending `k_new` and `v_new` first if given."""
-    k_pages, v_pages = call.k_pages, call.v_pages
-    appended = [] if k_new is None else [k_new, v_new]
-    mx.eval(call.q, k_pages, v_pages, *appended)
+    inputs = [call.q, call.k_pages, call.v_pages, k_new, v_new, call.sinks]
+    mx.eval([array for array in inputs if array is not None])
+    q, k_pages, v_pages = (dim_contiguous(array) for array in (call.q, call.k_pages, call.v_pages))
     out = np.empty(call.q.shape, CARRIER[call.q.dtype])
     lse = np.empty(call.q.shape[:2], np.float32) if call.return_lse else None
     _core.cpu_paged_decode(
         plan,
-        call.q,
+        q,
         out,
         k_pages,
         v_pages,
@@ -100,9 +100,24 @@ def run_cpu(plan: _core.DecodePlan, call: DecodeCall, k_new: mx.array | None, v_
         sm_scale=call.sm_scale,
         logits_soft_cap=call.logits_soft_cap,
         sinks=call.sinks,
-        window=call.window,
     )
     return to_mlx(out, call.q.dtype), None if lse is None else mx.array(lse)
+
+
+def is_dim_contiguous(array: mx.array) -> bool:
+    """Whether the elements of one head follow each other in memory. Evaluates `array`."""
+    mx.eval(array)
+    strides = memoryview(cast(Any, array)).strides
+    return strides is not None and strides[-1] == array.itemsize
+
+
+def dim_contiguous(array: mx.array) -> mx.array:
+    """Returns `array`, or a copy in which the elements of one head follow each other; evaluated."""
+    if is_dim_contiguous(array):
+        return array
+    copy = mx.contiguous(array)
+    mx.eval(copy)
+    return copy
 
 
 def run_gather(csr: validation.Csr, call: DecodeCall) -> Result:

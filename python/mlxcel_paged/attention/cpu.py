@@ -52,7 +52,6 @@ def decode(
     layout: str,
     scale: float,
     sinks: mx.array | None,
-    window: int | None,
     logits_soft_cap: float,
 ) -> mx.array:
     """Runs one decode launch; `queries` and the result are `[batch, num_qo_heads, 1, head_dim]`.
@@ -66,11 +65,11 @@ def decode(
     else:
         k_new, v_new = handle.k_new.squeeze(2), handle.v_new.squeeze(2)
         mx.eval(q, k_new, v_new)
-    out = output.buffer(q.shape, q.dtype)
+    out = output.buffer(queries.shape, q.dtype)
     _core.cpu_paged_decode(
         plan,
         q,
-        out,
+        out[:, :, 0],
         k_pool,
         v_pool,
         k_new=k_new,
@@ -79,10 +78,9 @@ def decode(
         sm_scale=scale,
         logits_soft_cap=logits_soft_cap,
         sinks=sinks,
-        window=window,
     )
     handle.is_written = True
-    return to_mlx(out, q.dtype)[:, :, None]
+    return to_mlx(out, q.dtype)
 
 
 def prefill(
@@ -92,7 +90,7 @@ def prefill(
     v_pool: mx.array,
     output: CpuOutput,
     *,
-    page_ids: np.ndarray[Any, Any],
+    page_ids: Any,
     num_tokens: int,
     layout: str,
     scale: float,

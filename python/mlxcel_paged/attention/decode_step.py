@@ -83,7 +83,6 @@ class DecodeStep:
                 layout=LAYOUT,
                 scale=scale,
                 sinks=sinks,
-                window=self._groups[group].window,
                 logits_soft_cap=logits_soft_cap,
             )
         if not handle.is_written:

@@ -32,10 +32,12 @@ def write_decode(
         _core.cpu_write_decode(plan, k_new, v_new, k_pool, v_pool, layout=layout)
         return
     csr = plan.export_csr()
-    last = np.asarray(csr.indptr)[1:] - 1
-    pages = np.asarray(csr.indices)[last]
-    slots = np.asarray(csr.last_page_len) - 1
-    scatter(pages, slots, k_new, v_new, k_pool, v_pool, layout=layout)
+    indptr, last_page_len = np.asarray(csr.indptr), np.asarray(csr.last_page_len)
+    rows = np.flatnonzero(last_page_len)
+    if len(rows) < len(last_page_len):
+        k_new, v_new = k_new[mx.array(rows)], v_new[mx.array(rows)]
+    pages = np.asarray(csr.indices)[indptr[rows + 1] - 1]
+    scatter(pages, last_page_len[rows] - 1, k_new, v_new, k_pool, v_pool, layout=layout)
 
 
 def write_tokens(
@@ -44,7 +46,7 @@ def write_tokens(
     k_pool: mx.array,
     v_pool: mx.array,
     *,
-    page_ids: Array,
+    page_ids: Any,
     num_tokens: int,
     layout: str,
     on_cpu: bool,

@@ -7,7 +7,16 @@ import numpy as np
 
 from mlxcel_paged import _core
 from mlxcel_paged.attention import validation
-from mlxcel_paged.attention.backends import Backend, DecodeCall, choose_backend, run_cpu, run_gather, run_reference
+from mlxcel_paged.attention.backends import (
+    Backend,
+    DecodeCall,
+    choose_backend,
+    dim_contiguous,
+    is_dim_contiguous,
+    run_cpu,
+    run_gather,
+    run_reference,
+)
 from mlxcel_paged.attention.page_write import write_decode
 from mlxcel_paged.attention.validation import Csr, IndexArray, Tensor
 
@@ -153,7 +162,6 @@ class DecodePlan:
             out, lse = run_cpu(self._plan, call, *new)
         else:
             if new[0] is not None and new[1] is not None:
-                mx.eval(keys, values)
                 on_cpu = mx.default_device() == mx.cpu
                 write_decode(self._plan, new[0], new[1], keys, values, layout=_LAYOUT, on_cpu=on_cpu)
             out, lse = (run_gather if self._backend == "gather" else run_reference)(self._csr(), call)
@@ -202,4 +210,6 @@ class DecodePlan:
         for argument, pool in (("k_pages", k_pages), ("v_pages", v_pages)):
             if not isinstance(pool, mx.array):
                 raise validation.invalid_type(argument, "new tokens are written in place, which needs an MLX array")
-        return checked[0], checked[1]
+            if not is_dim_contiguous(pool):
+                raise validation.invalid(argument, "the head_dim axis must be contiguous to write new tokens in place")
+        return dim_contiguous(checked[0]), dim_contiguous(checked[1])
