@@ -56,6 +56,11 @@ class KVPools:
             for group, pages in zip(self.layout.groups, self.num_pages, strict=True)
         )
 
+    def evaluate(self) -> None:
+        """Runs pending MLX updates. In-place writers leave none."""
+        if not self.on_cpu:
+            mx.eval(self._k, self._v)
+
     def copy_page(self, group: int, src: int, dst: int) -> None:
         """Copies page `src` onto page `dst` in every layer of `group` (copy-on-write)."""
         for layer in self.layout.groups[group].layer_ids:
