@@ -34,7 +34,7 @@ def paged_model(loaded: LoadedModel, way: str, **options: int) -> PagedModel:
     return PagedModel(loaded, page_size=WAYS[way], arm="fused" if way == "fused" else "gather", **sizes)
 
 
-@pytest.mark.parametrize("way", ["scatter"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", [*FAMILIES, *VARIANTS])
 def test_ragged_batch(family: str, way: str) -> None:
     loaded = loaded_tiny(family)

@@ -79,6 +79,36 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "starcoder2": {"hidden_size": 256, "norm_epsilon": 1e-5},
     "glm4": {"attention_bias": True, "partial_rotary_factor": 0.5, "rope_traditional": True},
     "smollm3": {"no_rope_layer_interval": 2, "no_rope_layers": [1, 0]},
+    "granite": {
+        "hidden_size": 256,
+        "logits_scaling": 2.0,
+        "attention_multiplier": 0.1,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    "seed_oss": {"attention_bias": True},
+    "exaone4": {"rope_scaling": None, "sliding_window": 24, "sliding_window_pattern": "LG"},
+    "gemma3n": {
+        "text_config": {
+            "model_type": "gemma3n_text",
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "vocab_size_per_layer_input": VOCAB,
+            "sliding_window": 24,
+            "rope_local_base_freq": 10000.0,
+            "final_logit_softcapping": 30.0,
+            "layer_types": _SLIDING * 2,
+            "activation_sparsity_pattern": [0.0] * 4,
+            "hidden_size_per_layer_input": 8,
+            "altup_num_inputs": 2,
+            "altup_coef_clip": 120.0,
+            "altup_correct_scale": True,
+            "altup_active_idx": 0,
+            "laurel_rank": 8,
+        }
+    },
     "gemma4_text": {
         "num_hidden_layers": 4,
         "global_head_dim": 64,
@@ -101,6 +131,8 @@ def tiny_model(family: str, *, seed: int = 7, dtype: mx.Dtype = mx.float32) -> n
     name, changes = VARIANTS.get(family) or (family, FAMILIES[family])
     module = importlib.import_module(f"mlx_lm.models.{name}")
     config = {"model_type": name, **BASE, **changes}
+    if "text_config" in config:
+        config["text_config"] = {**BASE, **config["text_config"]}
     mx.random.seed(seed)
     model = module.Model(module.ModelArgs.from_dict(config))
     model.update(tree_map(lambda value: _random_like(value).astype(dtype), model.parameters()))

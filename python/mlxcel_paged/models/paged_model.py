@@ -67,7 +67,7 @@ class PagedModel:
         self.plans = [
             _core.DecodePlan(
                 max_slots=max_slots,
-                max_pages_per_slot=min(count, max_pages_per_slot(group.window, max_context, page_size)),
+                max_pages_per_slot=min(count, -(-max_context // page_size) + 1),
                 num_pages=count,
                 page_size=page_size,
                 num_qo_heads=group.num_qo_heads,
@@ -95,6 +95,7 @@ class PagedModel:
         """
         self._prefill_step.begin(tables, start)
         self._model(mx.array(list(tokens), mx.int32)[None], cache=self._prefill_caches)
+        self.pools.evaluate()
 
     def decode(self, tokens: mx.array | Sequence[int]) -> mx.array:
         """Runs one decode step and returns the logits, `[batch, vocab]` float32.
@@ -113,11 +114,3 @@ class PagedModel:
         """Copies pages `(src, dst)` of `group`, in order (copy-on-write)."""
         for src, dst in copies:
             self.pools.copy_page(group, src, dst)
-
-
-def max_pages_per_slot(window: int | None, max_context: int, page_size: int) -> int:
-    """Pages that a decoding sequence holds at most: a window of tokens may begin in the middle of its first page."""
-    pages = -(-max_context // page_size) + 1
-    if window is None:
-        return pages
-    return min(pages, -(-window // page_size) + 2)

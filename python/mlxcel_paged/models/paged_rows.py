@@ -42,10 +42,8 @@ class PagedRows:
     def decode(self, tokens: mx.array | Sequence[int]) -> mx.array:
         """Appends one token to every row, in the order of `add`, and returns the logits `[rows, vocab]`."""
         for tables, slots in zip(self._tables, self._slots, strict=True):
-            for group, (plan, table, slot) in enumerate(zip(self._paged.plans, tables, slots, strict=True)):
-                append = table.append(1)
-                self._paged.copy_pages(group, append.copies)
-                for page in append.new_pages:
+            for plan, table, slot in zip(self._paged.plans, tables, slots, strict=True):
+                for page in table.append(1).new_pages:
                     plan.append_page(slot, page)
         for plan in self._paged.plans:
             plan.advance()

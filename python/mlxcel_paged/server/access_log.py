@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import MutableMapping
 from typing import Any
-from urllib.parse import quote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -45,5 +44,5 @@ class AccessLog:
         finally:
             elapsed_ms = (time.monotonic() - started) * 1e3
             shown_status = CLIENT_GONE_STATUS if state["client_gone"] else status
-            path = quote(scope["path"])
+            path = scope["path"].encode("unicode_escape").decode("ascii")
             logger.info("%s %s %d %.1f ms %s", scope["method"], path, shown_status, elapsed_ms, request_id)
