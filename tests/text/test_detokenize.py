@@ -94,7 +94,7 @@ def test_sentencepiece_text_is_the_prompt_again(text: str) -> None:
     assert not any("\ufffd" in delta for delta in got)
 
 
-@settings(max_examples=300)
+@settings(max_examples=1000)
 @given(token_ids=st.lists(st.sampled_from(range(len(PIECES))), max_size=30))
 def test_any_sentencepiece_tokens_give_the_tokenizers_text_up_to_replacements(token_ids: list[int]) -> None:
     got = "".join(deltas(DetokenizerFactory(PIECES).new(), token_ids))
@@ -103,6 +103,15 @@ def test_any_sentencepiece_tokens_give_the_tokenizers_text_up_to_replacements(to
         assert got == whole
     # One invalid byte makes the tokenizer replace a whole run of bytes; ours replaces what is invalid.
     assert got.count("\ufffd") <= whole.count("\ufffd")
+
+
+@pytest.mark.parametrize(
+    "pieces", [["<0x20>"], ["<0x20>", "▁a"], ["<0x20>", "<0xC3>", "<0xA9>"], ["<0x20>", "<0x20>", "b"]]
+)
+def test_a_space_byte_at_the_start_is_treated_as_the_tokenizer_treats_it(pieces: list[str]) -> None:
+    token_ids = PIECES.convert_tokens_to_ids(pieces)
+    got = "".join(deltas(DetokenizerFactory(PIECES).new(), token_ids))
+    assert got == PIECES.decode(token_ids, clean_up_tokenization_spaces=False)
 
 
 def test_an_incomplete_byte_run_is_flushed_before_the_next_piece() -> None:

@@ -34,7 +34,8 @@ class WindowDetokenizer:
         if token_id in self._special:
             return ""
         byte = self._fallback_byte(token_id)
-        if byte is not None:
+        # A space that starts the text is dropped by some tokenizers, which only their own decoding can tell.
+        if byte is not None and (self._context or byte != b" "):
             held = self._flush_window()
             self._context = [token_id]
             return held + self._decoder.decode(byte)
