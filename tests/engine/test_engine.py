@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,7 +138,7 @@ def test_a_step_that_raises_answers_its_requests_and_the_engine_goes_on(
     assert event.error is not None
     assert event.error.__traceback__ is None
     assert engine.state == "ready"
-    assert engine.stats().num_failed_steps == 1
+    assert engine.stats().num_failed_steps in (1, 1 + depth)  # a step in flight loses its input with it
     assert generate(engine, [[5, 6, 7]], GREEDY)[0].token_ids == solo([5, 6, 7], 12)
 
 
@@ -221,6 +224,44 @@ def test_stop_aborts_what_runs_and_drain_lets_it_end(start_engine: StartEngine, 
         gated.gate.set()
         assert engine.stop(drain=True, timeout_s=60)
         assert [event.finish_reason for event in inbox.wait_finished("running", "queued")] == [reason, reason]
+
+
+def test_threads_are_reused_and_an_engine_starts_once(start_engine: StartEngine) -> None:
+    for _ in range(3):
+        engine = start_engine(lambda _: scripted_core())
+        with pytest.raises(RuntimeError, match="starts once"):
+            engine.start()
+        assert engine.stop(timeout_s=60)
+    num_threads = threading.active_count()
+    for _ in range(5):
+        assert start_engine(lambda _: scripted_core()).stop(timeout_s=60)
+    assert threading.active_count() == num_threads
+
+
+def test_a_process_ends_cleanly_after_mlx_has_compiled_on_the_engines_thread() -> None:
+    program = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from engine.conftest import scripted_core
+from mlxcel_paged.config import EngineConfig
+from mlxcel_paged.engine import Engine
+
+def build(_):
+    import mlx.core as mx
+    mx.eval(mx.compile(lambda x: x * 2 + 1)(mx.ones(8)))
+    return scripted_core()
+
+engines = [Engine(EngineConfig(), build=build) for _ in range(3)]
+for engine in engines:
+    engine.start()
+    engine.wait_until_ready(60)
+engines[0].stop()
+"""
+    tests = str(Path(__file__).parents[1])
+    ended = subprocess.run(
+        [sys.executable, "-c", program, tests], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_an_engine_that_never_started_can_be_stopped() -> None:

@@ -5,6 +5,7 @@ Importing this package imports no MLX; `Engine.start` does, after it has seen to
 | module | holds |
 |---|---|
 | `engine` | the thread, its door, and what happens when something raises |
+| `mlx_thread` | the threads that engines run on |
 | `build` | from a configuration to a scheduler and a runner over a loaded model |
 | `storage` | paged or dense, and why |
 | `memory`, `available` | from a byte budget to workspace and pages |

@@ -7,9 +7,11 @@ the thread itself cannot go on, the state turns to `failed` for good and every r
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from mlxcel_paged._core import CorruptionError
 from mlxcel_paged.config import EngineConfig
 from mlxcel_paged.engine.core import EngineCore, EngineModel
 from mlxcel_paged.engine.errors import EngineFailedError, EngineNotReadyError
+from mlxcel_paged.engine.mlx_thread import run_on_mlx_thread
 from mlxcel_paged.engine.stats import EngineState, EngineStats
 from mlxcel_paged.request import FinishReason, InvalidRequestError, QueueFullError, Request, TokenEvent
 from mlxcel_paged.scheduler import SchedulerStats, Step
@@ -26,6 +29,16 @@ from mlxcel_paged.scheduler import SchedulerStats, Step
 logger = logging.getLogger("mlxcel_paged")
 
 OnEvent = Callable[[TokenEvent], None]
+
+_running: weakref.WeakSet[Engine] = weakref.WeakSet()
+_EXIT_TIMEOUT_S = 10.0
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Stops engines before the interpreter goes: a thread that comes back from MLX later could not take the GIL."""
+    for engine in list(_running):
+        engine.stop(timeout_s=_EXIT_TIMEOUT_S)
 
 
 @dataclass(slots=True)
@@ -70,19 +83,27 @@ class Engine:
         self._busy_s = 0.0
         self._model_s = 0.0
         self._step_started_at: float | None = None
-        self._thread = threading.Thread(target=self._run, name="mlxcel-paged-engine", daemon=True)
+        self._thread_ident: int | None = None
+        self._ended: threading.Event | None = None  # None before start
 
     # any thread
 
     def start(self) -> None:
-        """Starts loading and returns; `wait_until_ready` waits for the outcome."""
+        """Starts loading and returns; `wait_until_ready` waits for the outcome.
+
+        Raises:
+            RuntimeError: it was started or stopped before.
+        """
+        if self._ended is not None or self._state is not EngineState.LOADING:
+            raise RuntimeError("an engine starts once")
         if self._build is None:
             from mlxcel_paged import blas
             from mlxcel_paged.engine.build import build_core
 
             blas.prepare()  # has to come before the first import of mlx
             self._build = build_core
-        self._thread.start()
+        _running.add(self)
+        self._ended = run_on_mlx_thread(self._run)
 
     def wait_until_ready(self, timeout_s: float | None = None) -> EngineModel:
         """Waits until the model is loaded and checked.
@@ -196,12 +217,12 @@ class Engine:
             # A second call may only be more impatient than the first.
             self._stopping = drain if self._stopping is None else self._stopping and drain
             self._wake.notify_all()
-        if self._thread.ident is None:
+        if self._ended is None:
             self._close(EngineState.STOPPED, None)
             return True
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        if self._thread_ident == threading.get_ident():
+            return False
+        return self._ended.wait(timeout_s)
 
     def _ready_core(self) -> EngineCore:
         if self._state is EngineState.FAILED:
@@ -215,6 +236,7 @@ class Engine:
     # the engine's thread
 
     def _run(self) -> None:
+        self._thread_ident = threading.get_ident()
         try:
             assert self._build is not None
             core = self._build(self.config)
@@ -223,6 +245,7 @@ class Engine:
                 self._state = EngineState.READY
                 self._wake.notify_all()
             self._loop(core)
+            del core
         except BaseException as error:
             logger.critical("the engine failed", exc_info=error)
             self._close(EngineState.FAILED, error)

@@ -100,8 +100,9 @@ class PagedGroups:
         for sequence in rows:
             for index, table in enumerate(sequence.tables):
                 append = table.append(1)
-                if append.copies:
-                    raise RuntimeError(f"sequence {sequence.sequence_id} decodes into a page that it shares")
+                for src, dst in append.copies:
+                    step.copies.append(PageCopy(index, src, dst))
+                    self.groups[index].plan.replace_page(sequence.slots[index], table.num_pages - 1, dst)
                 for page in append.new_pages:
                     self.groups[index].plan.append_page(sequence.slots[index], page)
         for group in self.groups:
@@ -111,7 +112,7 @@ class PagedGroups:
             self.append_chunk(sequence, 1, step)
             sequence.slots = [
                 # Every held token is a token of the row; the plan's own window trims those out of view.
-                group.plan.admit(table.pages, table.kv_len + table.first_page_offset, 0, table.num_tokens)
+                group.plan.admit(table.pages, table.num_held_tokens, 0, table.num_tokens)
                 for group, table in zip(self.groups, sequence.tables, strict=True)
             ]
 

@@ -1,0 +1,45 @@
+"""Threads that run MLX. They are parked and reused when an engine ends, and never exit before the process does.
+
+MLX keeps compiled functions per thread, and frees them when the system's thread exits: after Python has forgotten it,
+by taking the GIL. If the interpreter is shutting down by then, that ends the process with `terminate called without an
+active exception` (mlx 0.32.4, CPython 3.11; joining the thread does not help). A parked thread never gets there.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+_lock = threading.Lock()
+_parked: list[_Worker] = []
+
+
+class _Worker:
+    def __init__(self) -> None:
+        self.tasks: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="mlxcel-paged-mlx", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            task, ended = self.tasks.get()
+            try:
+                task()
+            finally:
+                del task  # or the engine would live until the next one starts
+                with _lock:
+                    _parked.append(self)
+                ended.set()
+
+
+def run_on_mlx_thread(task: Callable[[], None]) -> threading.Event:
+    """Runs `task`, which must not raise, on a thread of its own.
+
+    Returns:
+        An event that is set when the task has ended.
+    """
+    ended = threading.Event()
+    with _lock:
+        worker = _parked.pop() if _parked else None
+    (worker or _Worker()).tasks.put((task, ended))
+    return ended
