@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import MutableMapping
 from typing import Any
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -44,5 +45,5 @@ class AccessLog:
         finally:
             elapsed_ms = (time.monotonic() - started) * 1e3
             shown_status = CLIENT_GONE_STATUS if state["client_gone"] else status
-            path = scope["path"].encode("unicode_escape").decode("ascii")
+            path = quote(scope["path"])
             logger.info("%s %s %d %.1f ms %s", scope["method"], path, shown_status, elapsed_ms, request_id)

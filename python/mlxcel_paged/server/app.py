@@ -15,7 +15,7 @@ from mlxcel_paged.server.chat import ChatCompletions
 from mlxcel_paged.server.completions import Completions
 from mlxcel_paged.server.config import ServerConfig
 from mlxcel_paged.server.engine_api import Engine
-from mlxcel_paged.server.errors import ApiError, answer_api_error, answer_http_exception, answer_unexpected
+from mlxcel_paged.server.errors import ApiError, UnexpectedErrors, answer_api_error, answer_http_exception
 from mlxcel_paged.server.health import Health
 from mlxcel_paged.server.models import Models
 from mlxcel_paged.server.service import Service
@@ -42,12 +42,8 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
             Route("/health", Health(service).endpoint, methods=["GET"]),
             Route("/metrics", service.metrics.endpoint, methods=["GET"]),
         ],
-        middleware=[Middleware(AccessLog)],
-        exception_handlers={
-            ApiError: answer_api_error,
-            HTTPException: answer_http_exception,
-            Exception: answer_unexpected,
-        },
+        middleware=[Middleware(AccessLog), Middleware(UnexpectedErrors)],
+        exception_handlers={ApiError: answer_api_error, HTTPException: answer_http_exception},
         lifespan=lifespan,
     )
     # A redirect to the path without the slash would be neither the answer nor an error of OpenAI's shape.

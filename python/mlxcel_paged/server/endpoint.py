@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from mlxcel_paged.server.answer import AnswerFormat
 from mlxcel_paged.server.body import read_json_object
 from mlxcel_paged.server.disconnect import ClientGoneError, until_disconnect
-from mlxcel_paged.server.errors import ApiError, bad_request
+from mlxcel_paged.server.errors import ApiError, bad_request, internal_error
 from mlxcel_paged.server.fields import Fields
 from mlxcel_paged.server.generation import Generation
 from mlxcel_paged.server.schema import read_generation
@@ -79,7 +79,7 @@ class GenerateEndpoint(ABC, Generic[PromptT]):
         )
         call_id = f"{self.id_prefix}{uuid.uuid4().hex}"
         answer = self.answer_format(call_id, int(time.time()), text.name, generation_fields.include_usage)
-        with Generation(service, call_id, prompts, sampling, stops, arrival_time) as generation:
+        with Generation(service, call_id, prompts, sampling, stops, arrival_time, self.prompt_param) as generation:
             if generation_fields.stream:
                 await self._stream(generation, answer, len(prompts), generation_fields.include_usage, send)
             else:
@@ -117,7 +117,7 @@ class GenerateEndpoint(ABC, Generic[PromptT]):
                 raise
             if not isinstance(error, ApiError):
                 logger.exception("a stream failed")
-                error = ApiError(500, "internal_error", "the server failed on this request; its log has the cause")
+                error = internal_error()
             self._service.metrics.rejected(error.code)
             await stream.error(error)
             return

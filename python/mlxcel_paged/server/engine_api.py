@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from mlxcel_paged.request import Request, TokenEvent
+from mlxcel_paged.request import FinishReason, Request, TokenEvent
 
 LOADING, READY, FAILED = "loading", "ready", "failed"
 
@@ -49,7 +49,7 @@ class Engine(Protocol):
 
     @property
     def state(self) -> str:
-        """`loading`, `ready` (loaded and self-checked) or `failed` (for good)."""
+        """`loading`, `ready` (loaded and self-checked), or for good `failed` or `stopped`."""
 
     @property
     def model(self) -> ServedModel:
@@ -63,9 +63,14 @@ class Engine(Protocol):
         Raises:
             InvalidRequestError: it can never be served; with slug `context_length_exceeded` the prompt is too long.
             QueueFullError: not now.
+            EngineNotReadyError, EngineFailedError: the state is not `ready`, or is about to change.
         """
 
-    def abort(self, request_id: str) -> None:
-        """Withdraws a request; unknown and finished ones are ignored. Its pages are free within a step."""
+    def abort(self, request_id: str, reason: FinishReason = ...) -> None:
+        """Withdraws a request; one that is not alive is ignored. Its pages are free within a step.
+
+        Args:
+            reason: why; STOP for a stop string that was found.
+        """
 
     def stats(self) -> EngineStats: ...

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 logger = logging.getLogger("mlxcel_paged.server")
 
@@ -77,6 +78,35 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
     return ApiError(error.status_code, "http_error", error.detail, headers=error.headers).response()
 
 
-async def answer_unexpected(_request: Request, _error: Exception) -> Response:
-    """Starlette handler of everything else; the middleware above it logs the traceback."""
-    return ApiError(500, "internal_error", "the server failed on this request; its log has the cause").response()
+class UnexpectedErrors:
+    """ASGI middleware: what nothing else has answered is logged and becomes a 500, without details for the client."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_started = False
+
+        async def watched_send(message: MutableMapping[str, Any]) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except Exception:
+            # Once an answer has begun, the only honest sign is a connection that breaks off.
+            if is_started or scope["type"] != "http":
+                raise
+            logger.exception("a request failed unexpectedly")
+            await internal_error().response()(scope, receive, send)
+
+
+def internal_error() -> ApiError:
+    """A 500 that tells nothing but where to look."""
+    return ApiError(500, "internal_error", "the server failed on this request; its log has the cause")
+
+
+def engine_failed() -> ApiError:
+    """A 503 that lasts until the server is started anew."""
+    return ApiError(503, "engine_failed", "the engine has failed; the server's log has the cause")

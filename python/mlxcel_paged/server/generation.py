@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from mlxcel_paged.engine.errors import EngineFailedError, EngineNotReadyError
 from mlxcel_paged.request import FinishReason, InvalidRequestError, Request, SamplingParams, TokenEvent
-from mlxcel_paged.server.errors import ApiError
+from mlxcel_paged.server.errors import ApiError, engine_failed
 from mlxcel_paged.server.limits import too_many_requests
 from mlxcel_paged.server.sequence_text import SequenceText
 from mlxcel_paged.server.service import Service
@@ -58,6 +59,7 @@ class Generation:
         sampling: how all of them are sampled.
         stops: stop strings, matched on text.
         arrival_time: monotonic time at which the request was read.
+        prompt_param: the field that the prompts came from, for errors.
     """
 
     def __init__(
@@ -68,11 +70,13 @@ class Generation:
         sampling: SamplingParams,
         stops: Sequence[str],
         arrival_time: float,
+        prompt_param: str,
     ) -> None:
         self._service = service
         self._requests = [
             Request(f"{call_id}-{index}", prompt, sampling, arrival_time) for index, prompt in enumerate(prompts)
         ]
+        self._prompt_param = prompt_param
         text = service.text()
         self._texts = [SequenceText(text.detokenizers.new(), stops) for _ in prompts]
         self._index_of = {request.request_id: index for index, request in enumerate(self._requests)}
@@ -159,7 +163,7 @@ class Generation:
         if sequence.finish_reason is not None:
             self._close(index, sequence.finish_reason)
             if event.finish_reason is None:
-                self._service.engine.abort(event.request_id)
+                self._service.engine.abort(event.request_id, FinishReason.STOP)
         elif not text:
             return None
         return Delta(index, text, sequence.finish_reason)
@@ -180,10 +184,12 @@ class Generation:
     def _refusal(self, error: Exception) -> ApiError:
         """What a failed submit answers."""
         if isinstance(error, InvalidRequestError):
-            return ApiError(400, error.slug, str(error), param=error.param)
+            return self._invalid(error)
         if getattr(error, "slug", None) == "queue_full":
             return too_many_requests(str(error), self._service.config.retry_after_s)
         self._service.require_ready()
+        if isinstance(error, (EngineNotReadyError, EngineFailedError)):
+            return ApiError(503, error.slug, str(error))
         logger.error("the engine refused a request", exc_info=error)
         return ApiError(500, "internal_error", "the engine refused the request; the server's log has the cause")
 
@@ -192,8 +198,14 @@ class Generation:
         if event.finish_reason is FinishReason.ABORT:
             return ApiError(503, "aborted", "the server is stopping and has aborted the request")
         if isinstance(event.error, InvalidRequestError):
-            return ApiError(400, event.error.slug, str(event.error), param=event.error.param)
+            return self._invalid(event.error)
+        if isinstance(event.error, EngineFailedError):
+            return engine_failed()
         # The message may speak of other requests of the same step, so the log alone has it.
         logger.error("request %s failed", event.request_id, exc_info=event.error)
         slug = getattr(event.error, "slug", "internal_error")
         return ApiError(500, str(slug), "the engine failed while it ran this request; the server's log has the cause")
+
+    def _invalid(self, error: InvalidRequestError) -> ApiError:
+        param = self._prompt_param if error.param == "prompt" else error.param
+        return ApiError(400, error.slug, str(error), param=param)

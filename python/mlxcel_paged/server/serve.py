@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from mlxcel_paged.server.app import create_app
 from mlxcel_paged.server.config import ServerConfig
 from mlxcel_paged.server.engine_api import LOADING, READY, Engine
+from mlxcel_paged.server.protocol import ApiH11Protocol
 from mlxcel_paged.text.template import has_chat_template
 
 _STATE_POLL_S = 0.1
@@ -29,7 +30,7 @@ class HostedEngine(Engine, Protocol):
     def start(self) -> None:
         """Begins to load the model, in the engine's own thread."""
 
-    def stop(self) -> None:
+    def stop(self) -> object:
         """Ends the engine and waits for its thread; requests that still run are aborted."""
 
     @property
@@ -71,9 +72,15 @@ def listen(config: ServerConfig) -> socket.socket:
         ListenError: the address is taken or not ours.
     """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    # asyncio sets TCP_NODELAY only where the protocol is named; without it every event of a stream may wait 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((config.host, config.port), family=family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((config.host, config.port))
+        listener.listen()
+        return listener
     except OSError as error:
+        listener.close()
         reason = error.strerror or str(error)
         message = f"cannot listen on {config.host} port {config.port}: {reason} (hint: choose another --port)"
         raise ListenError(message) from error
@@ -84,8 +91,7 @@ def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             app,
-            # The parser that is always installed, with its limit on the size of headers.
-            http="h11",
+            http=ApiH11Protocol,
             ws="none",
             lifespan="on",
             access_log=False,

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from mlxcel_paged.server.config import ServerConfig
-from mlxcel_paged.server.engine_api import FAILED, READY, Engine
-from mlxcel_paged.server.errors import ApiError
+from mlxcel_paged.server.engine_api import FAILED, LOADING, READY, Engine
+from mlxcel_paged.server.errors import ApiError, engine_failed
 from mlxcel_paged.server.limits import OpenSequences
 from mlxcel_paged.server.metrics import Metrics
 from mlxcel_paged.server.model_text import ModelText
@@ -40,10 +40,12 @@ class Service:
         state = self.engine.state
         if state == READY:
             return
-        headers = {"retry-after": str(self.config.retry_after_s)}
         if state == FAILED:
-            raise ApiError(503, "engine_failed", "the engine has failed; the server's log has the cause")
-        raise ApiError(503, "model_loading", "the model is still loading", headers=headers)
+            raise engine_failed()
+        if state == LOADING:
+            headers = {"retry-after": str(self.config.retry_after_s)}
+            raise ApiError(503, "model_loading", "the model is still loading", headers=headers)
+        raise ApiError(503, "engine_stopped", "the server is stopping")
 
     def text(self) -> ModelText:
         """The text tools of the loaded model.

@@ -15,6 +15,7 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+_LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 class EventStream:
@@ -29,8 +30,11 @@ class EventStream:
         self._send = send
 
     async def event(self, payload: Mapping[str, Any]) -> None:
-        """Sends one JSON object. JSON escapes line ends, and an event is encoded whole, so no character is split."""
+        """Sends one JSON object. An event is encoded whole, so no character is split."""
         text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+        # JSON escapes the line ends of the protocol; clients that split lines as Python does know three more.
+        for character, escape in _LINE_ENDS.items():
+            text = text.replace(character, escape)
         await self._write(f"data: {text}\n\n".encode())
 
     async def comment(self, text: str) -> None:
