@@ -31,12 +31,15 @@ __all__ = [
     "StaleSlotError",
     "__version__",
     "bench_plan",
+    "blas_num_calls",
     "cpu_copy_page",
     "cpu_memory_roof",
     "cpu_paged_decode",
     "cpu_paged_prefill",
     "cpu_write_decode",
     "cpu_write_pages",
+    "global_blas_path",
+    "install_blas",
     "num_threads",
     "simd_level",
 ]
@@ -657,7 +660,7 @@ def cpu_paged_prefill(
     k_pages: _Array,
     v_pages: _Array,
     *,
-    page_ids: _Indices,
+    page_ids: _Indices | _Array,
     first_page_offset: int,
     num_tokens: int,
     layout: str,
@@ -688,12 +691,12 @@ def cpu_write_pages(
     k_pages: _Array,
     v_pages: _Array,
     *,
-    page_ids: _Indices,
+    page_ids: _Indices | _Array,
     first_page_offset: int,
     num_tokens: int,
     layout: str,
 ) -> None:
-    """Writes `k_new` and `v_new`, `[n, num_kv_heads, head_dim]`, to the last `n` of a sequence's `num_tokens` tokens."""
+    """Writes `k_new` and `v_new`, `[n, num_kv_heads, head_dim]`, to the last `n` of a sequence's tokens."""
 
 def cpu_write_decode(
     plan: DecodePlan, k_new: _Array, v_new: _Array, k_pages: _Array, v_pages: _Array, *, layout: str
@@ -711,3 +714,19 @@ def simd_level() -> str:
 
 def num_threads() -> int:
     """Returns the number of threads that the CPU kernels run on."""
+
+def install_blas(path: str) -> str:
+    """Loads `scipy-openblas32`'s library and makes this module's `cblas_sgemm`, `_dgemm` and `_cgemm` forward to it.
+
+    Nobody sees those names before the module is promoted to the global scope; `mlxcel_paged.blas.prepare` does both.
+    Returns OpenBLAS's description of itself.
+
+    Raises:
+        InvalidArgumentError: The library cannot be loaded or lacks a function; nothing has changed.
+    """
+
+def blas_num_calls() -> int:
+    """Returns the number of calls to this module's `cblas_` functions so far."""
+
+def global_blas_path() -> str | None:
+    """Returns the file of the library that `cblas_sgemm` means in the process's global scope; None if there is none."""

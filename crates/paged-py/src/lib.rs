@@ -3,6 +3,7 @@
 mod array;
 mod attention;
 mod bench_plan;
+mod blas;
 mod budget;
 mod buffer;
 mod errors;
@@ -26,6 +27,8 @@ mod _core {
     };
     #[pymodule_export]
     use super::bench_plan::bench_plan;
+    #[pymodule_export]
+    use super::blas::{blas_num_calls, global_blas_path, install_blas};
     #[pymodule_export]
     use super::budget::{BlockBudget, Reservation};
     #[pymodule_export]
