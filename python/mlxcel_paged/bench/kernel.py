@@ -1,0 +1,118 @@
+"""Times one layer's decode attention over pages, by backend, next to the memory roof of the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mlxcel_paged import _core
+from mlxcel_paged.bench.environment import environment
+from mlxcel_paged.bench.timing import interleaved_medians
+
+# Pools rotate through more memory than any cache holds, so that every call reads its pages from memory.
+_ROTATED_BYTES = 512 << 20
+_ROOF_BYTES = 512 << 20
+_ROUND_SECONDS = 0.2
+
+
+def bench_kernel(
+    *,
+    backends: Iterable[str],
+    batches: Iterable[int],
+    contexts: Iterable[int],
+    dtypes: Iterable[str],
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    num_rounds: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Measures `plan.run` for every dtype, batch and context (tokens), the backends taking turns.
+
+    Returns:
+        `{"environment": ..., "cases": [{"backend", "dtype", "batch", "context", "us", "gb_per_s", "roof_gb_per_s"}]}`.
+        `gb_per_s` counts K and V of the visible tokens once; `roof_gb_per_s` is a plain read of memory by all cores,
+        taken before and after the case (the larger of both).
+    """
+    backends = tuple(backends)
+    cases: list[dict[str, Any]] = []
+    for dtype in dtypes:
+        for batch in batches:
+            for context in contexts:
+                progress(f"{dtype}, batch {batch}, context {context}")
+                itemsize = 4 if dtype == "float32" else 2
+                useful_bytes = 2 * batch * context * num_kv_heads * head_dim * itemsize
+                before = _core.cpu_memory_roof(_ROOF_BYTES, 3)
+                seconds = _time_backends(
+                    backends, dtype, batch, context, num_qo_heads, num_kv_heads, head_dim, page_size, num_rounds
+                )
+                roof = max(before, _core.cpu_memory_roof(_ROOF_BYTES, 3))
+                cases += [
+                    {
+                        "backend": backend,
+                        "dtype": dtype,
+                        "batch": batch,
+                        "context": context,
+                        "us": round(seconds[backend] * 1e6, 1),
+                        "gb_per_s": round(useful_bytes / seconds[backend] / 1e9, 3),
+                        "roof_gb_per_s": round(roof, 2),
+                    }
+                    for backend in backends
+                ]
+    return {"environment": environment(), "cases": cases}
+
+
+def _time_backends(
+    backends: tuple[str, ...],
+    dtype: str,
+    batch: int,
+    context: int,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    num_rounds: int,
+) -> dict[str, float]:
+    import mlx.core as mx
+
+    from mlxcel_paged import plan_from_csr
+
+    pages_per_row = -(-context // page_size)
+    num_pages = batch * pages_per_row
+    mx_dtype = getattr(mx, dtype)
+    shape = (num_pages, page_size, num_kv_heads, head_dim)
+    pool_bytes = 2 * num_pages * page_size * num_kv_heads * head_dim * mx_dtype.size
+    rng = np.random.default_rng(0)
+    key = mx.random.key(0)
+    with mx.stream(mx.cpu):
+        pools = []
+        for _ in range(max(1, -(-_ROTATED_BYTES // pool_bytes))):
+            key, key_k, key_v = mx.random.split(key, 3)
+            pools.append((mx.random.normal(shape, mx_dtype, key=key_k), mx.random.normal(shape, mx_dtype, key=key_v)))
+        q = mx.random.normal((batch, num_qo_heads, head_dim), mx_dtype, key=key)
+        mx.eval(q, pools)
+    csr = {
+        "indptr": np.arange(0, num_pages + 1, pages_per_row, dtype=np.int32),
+        "indices": rng.permutation(num_pages).astype(np.int32),
+        "last_page_len": np.full(batch, context - (pages_per_row - 1) * page_size, np.int32),
+    }
+    geometry = {
+        "num_pages": num_pages,
+        "page_size": page_size,
+        "num_qo_heads": num_qo_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+    }
+
+    def launch(plan: Any, turn: list[int]) -> None:
+        k_pages, v_pages = pools[turn[0] % len(pools)]
+        turn[0] += 1
+        mx.eval(plan.run(q, k_pages, v_pages))
+
+    plans = {backend: plan_from_csr(**csr, **geometry, backend=backend) for backend in backends}
+    arms = {backend: partial(launch, plan, [0]) for backend, plan in plans.items()}
+    return interleaved_medians(arms, num_rounds=num_rounds, min_round_seconds=_ROUND_SECONDS)

@@ -1,0 +1,1 @@
+"""The command `mlxcel-paged`: one file per subcommand."""

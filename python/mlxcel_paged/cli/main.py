@@ -1,0 +1,54 @@
+"""Entry point: picks the subcommand, turns the package's errors into one line and an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+
+from mlxcel_paged import _core
+
+COMMANDS = {
+    "serve": "serve a model through an OpenAI-compatible endpoint",
+    "generate": "generate text from one or several prompts",
+    "bench": "measure the plan, the kernels, decode steps and prefill",
+    "doctor": "show versions, backend, BLAS, SIMD level and the path that a model would get",
+}
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit status (0 done, 1 failed, 2 wrong usage or setting)."""
+    parser = argparse.ArgumentParser(prog="mlxcel-paged", description="Paged-attention serving for MLX")
+    parser.add_argument("--version", action="version", version=f"mlxcel-paged {_core.__version__}")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log more")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, summary in COMMANDS.items():
+        module = importlib.import_module(f"mlxcel_paged.cli.{name}")
+        command = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:])
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(
+        level=logging.DEBUG if arguments.verbose else logging.INFO,
+        format="%(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        status: int = arguments.run(arguments)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except (_core.PagedError, ValueError) as error:
+        if arguments.verbose:
+            raise
+        print(f"mlxcel-paged: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
