@@ -10,8 +10,9 @@ from mlxcel_paged.cli import options
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_engine_flags(parser)
     group = parser.add_argument_group("server")
-    group.add_argument("--host", default="127.0.0.1", help="address to bind; loopback by default")
-    group.add_argument("--port", type=_port, default=8080, help="(default: %(default)s; 0 takes a free one)")
+    group.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s, this machine alone)")
+    group.add_argument("--port", type=_port, default=8080, help="0 takes a free one (default: %(default)s)")
+    group.add_argument("--served-model-name", metavar="NAME", help="name of the model in answers (default: its own)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -21,10 +22,14 @@ def run(arguments: argparse.Namespace) -> int:
     from mlxcel_paged.server.config import ServerConfig
     from mlxcel_paged.server.serve import serve
 
-    return serve(Engine(config), ServerConfig(host=arguments.host, port=arguments.port))
+    server_config = ServerConfig(
+        host=arguments.host, port=arguments.port, served_model_name=arguments.served_model_name
+    )
+    serve(Engine(config), server_config)
+    return 0
 
 
 def _port(text: str) -> int:
-    if not text.isdigit() or int(text) > 65535:
+    if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"not a port between 0 and 65535: {text!r}")
     return int(text)
