@@ -61,7 +61,7 @@ def examine(config: EngineConfig) -> dict[str, Any]:
 
 
 def _model(config: EngineConfig, problems: list[str]) -> dict[str, Any]:
-    from mlxcel_paged.attention.dispatch import expected_outcome
+    from mlxcel_paged.attention.dispatch import choose_path
     from mlxcel_paged.engine.build import choose_device, max_context, plan_model_memory
     from mlxcel_paged.engine.storage import storage_for_model
     from mlxcel_paged.models.kv_groups import kv_layout
@@ -88,7 +88,18 @@ def _model(config: EngineConfig, problems: list[str]) -> dict[str, Any]:
             layout = kv_layout(loaded.model)
             memory = plan_model_memory(config, loaded, layout, storage, report["max_context"])
             report |= {
-                "decode_path": sorted({expected_outcome(layout, group, config, loaded) for group in layout.groups}),
+                "decode_path": [
+                    choose_path(
+                        arm=config.arm,
+                        on_cpu=loaded.device == "cpu",
+                        dtype=layout.dtype,
+                        num_qo_heads=group.num_qo_heads,
+                        num_kv_heads=group.num_kv_heads,
+                        head_dim=group.head_dim,
+                        page_size=config.page_size,
+                    ).outcome
+                    for group in layout.groups
+                ],
                 "page_size": config.page_size,
                 "num_pages": list(memory.num_pages),
                 "kv_budget": format_bytes(memory.budget_bytes),
