@@ -30,8 +30,8 @@ def bench_prefill(
     """Measures the prefill of `num_tokens` prompt tokens.
 
     Returns:
-        `{"environment": ..., "cases": [{"arm": "ours"|"stock", "tokens", "seconds", "tok_per_s"}]}`; ours is the median of
-        `num_rounds` runs after one untimed run, stock a single run (it takes minutes).
+        `{"environment": ..., "cases": [{"arm": "ours"|"stock", "tokens", "seconds", "tok_per_s"}]}`; ours is the median
+        of `num_rounds` runs after one untimed run, stock a single run (it takes minutes).
     """
     cases = []
     for arm in arms:

@@ -1,4 +1,4 @@
-"""`mlxcel-paged bench plan|kernel|decode|prefill`: flags, tables and JSON of the measurements in `mlxcel_paged.bench`."""
+"""`mlxcel-paged bench plan|kernel|decode|prefill`: flags, tables and JSON of what `mlxcel_paged.bench` measures."""
 
 from __future__ import annotations
 

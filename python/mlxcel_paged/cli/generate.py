@@ -76,8 +76,8 @@ def _generate(arguments: argparse.Namespace, config: Any, prompts: Sequence[str]
     }
     path = ", ".join(f"{outcome} ({count} launches)" for outcome, count in launches.items()) or "none"
     console.print(
-        f"{num_tokens} tokens in {seconds:.2f} s ({num_tokens / seconds:.1f} tokens/s), {model.storage.storage} storage, "
-        f"path: {path}"
+        f"{num_tokens} tokens in {seconds:.2f} s ({num_tokens / seconds:.1f} tokens/s), "
+        f"{model.storage.storage} storage, path: {path}"
     )
     return {"model": model.name, "completions": transcript.completions, **summary}
 
