@@ -95,24 +95,27 @@ def _time_backends(
             pools.append((mx.random.normal(shape, mx_dtype, key=key_k), mx.random.normal(shape, mx_dtype, key=key_v)))
         q = mx.random.normal((batch, num_qo_heads, head_dim), mx_dtype, key=key)
         mx.eval(q, pools)
-    csr = {
-        "indptr": np.arange(0, num_pages + 1, pages_per_row, dtype=np.int32),
-        "indices": rng.permutation(num_pages).astype(np.int32),
-        "last_page_len": np.full(batch, context - (pages_per_row - 1) * page_size, np.int32),
-    }
-    geometry = {
-        "num_pages": num_pages,
-        "page_size": page_size,
-        "num_qo_heads": num_qo_heads,
-        "num_kv_heads": num_kv_heads,
-        "head_dim": head_dim,
-    }
+    indptr = np.arange(0, num_pages + 1, pages_per_row, dtype=np.int32)
+    indices = rng.permutation(num_pages).astype(np.int32)
+    last_page_len = np.full(batch, context - (pages_per_row - 1) * page_size, np.int32)
+
+    def plan(backend: Any) -> Any:
+        return plan_from_csr(
+            indptr,
+            indices,
+            last_page_len,
+            num_pages=num_pages,
+            page_size=page_size,
+            num_qo_heads=num_qo_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            backend=backend,
+        )
 
     def launch(plan: Any, turn: list[int]) -> None:
         k_pages, v_pages = pools[turn[0] % len(pools)]
         turn[0] += 1
         mx.eval(plan.run(q, k_pages, v_pages))
 
-    plans = {backend: plan_from_csr(**csr, **geometry, backend=backend) for backend in backends}
-    arms = {backend: partial(launch, plan, [0]) for backend, plan in plans.items()}
+    arms = {backend: partial(launch, plan(backend), [0]) for backend in backends}
     return interleaved_medians(arms, num_rounds=num_rounds, min_round_seconds=_ROUND_SECONDS)
