@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from mlxcel_paged import blas, config
+from mlxcel_paged import config
 from mlxcel_paged.cli import options
 from mlxcel_paged.cli.output import console, json_document, print_table
 
@@ -27,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    blas.prepare()
     with json_document(arguments.json) as write:
         document, rows, status = arguments.measure(arguments)
         write(document)

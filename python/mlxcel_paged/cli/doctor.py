@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import asdict
 from typing import Any
 
 from mlxcel_paged import _core, blas, env
@@ -36,7 +37,6 @@ def run(arguments: argparse.Namespace) -> int:
 def examine(config: EngineConfig) -> dict[str, Any]:
     """Collects everything a bug report needs. What does not work becomes an entry of `problems`, not an exception."""
     problems: list[str] = []
-    blas.prepare()
     document: dict[str, Any] = {
         **environment(),
         "num_threads": _core.num_threads(),
@@ -49,7 +49,7 @@ def examine(config: EngineConfig) -> dict[str, Any]:
     try:
         import mlx.core as mx
 
-        document["backend"] = {"default_device": str(mx.default_device()), "blas": blas.status().describe()}
+        document["backend"] = {"default_device": str(mx.default_device()), "blas": {name: value for name, value in asdict(blas.status()).items() if value is not None}}
     except ImportError as error:
         document["backend"] = None
         problems.append(
@@ -62,7 +62,7 @@ def examine(config: EngineConfig) -> dict[str, Any]:
 
 def _model(config: EngineConfig, problems: list[str]) -> dict[str, Any]:
     from mlxcel_paged.attention.dispatch import choose_path
-    from mlxcel_paged.engine.build import choose_device, max_context, plan_model_memory
+    from mlxcel_paged.engine.build import choose_device, max_context_of, plan_model_memory
     from mlxcel_paged.engine.storage import storage_for_model
     from mlxcel_paged.models.kv_groups import kv_layout
     from mlxcel_paged.models.loader import load_model
@@ -80,7 +80,7 @@ def _model(config: EngineConfig, problems: list[str]) -> dict[str, Any]:
             "name": loaded.name,
             "device": loaded.device,
             "dtype": str(loaded.dtype),
-            "max_context": max_context(config, loaded),
+            "max_context": max_context_of(config, loaded),
         }
         storage = storage_for_model(config, loaded.model)
         report |= {"storage": storage.storage, "storage_reason": storage.reason, "max_batch": storage.max_batch}

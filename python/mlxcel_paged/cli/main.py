@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from mlxcel_paged import _core
+from mlxcel_paged import _core, blas
 
 COMMANDS = {
     "serve": "serve a model through an OpenAI-compatible endpoint",
@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         stream=sys.stderr,
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    blas.prepare()  # has to come before the first import of mlx, whatever the subcommand imports
     try:
         status: int = arguments.run(arguments)
     except KeyboardInterrupt:

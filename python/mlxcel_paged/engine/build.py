@@ -54,7 +54,7 @@ def choose_device(config: EngineConfig) -> Literal["cpu", "gpu"]:
 
 def build_core_over(config: EngineConfig, loaded: LoadedModel) -> EngineCore:
     """As `build_core`, over a model that is loaded."""
-    max_context = _max_context(config, loaded)
+    max_context = max_context_of(config, loaded)
     storage = storage_for_model(config, loaded.model)
     on_cpu = loaded.device == "cpu"
     tokens = DecodeTokens(mx, on_cpu=on_cpu)
@@ -139,7 +139,7 @@ def decode_workspace_bytes(group: KVGroup, max_batch: int) -> int:
     return int(plan.num_work_items) * group.num_qo_heads * (group.head_dim + 1) * 4
 
 
-def _max_context(config: EngineConfig, loaded: LoadedModel) -> int:
+def max_context_of(config: EngineConfig, loaded: LoadedModel) -> int:
     if config.max_context is None:
         return loaded.max_context
     if config.max_context > loaded.max_context:
