@@ -52,6 +52,8 @@ mod publish;
 mod resident;
 mod split;
 mod validate;
+// Loom's atomics are not plain integers, so there is nothing to borrow.
+#[cfg(not(paged_loom))]
 mod view;
 mod work;
 
@@ -68,6 +70,7 @@ pub use config::{DEFAULT_WAVES, FIXED_CHUNK_TOKENS, MAX_SLOTS, MAX_WORK_ITEMS, P
 pub use csr::{Csr, CsrView, import_config};
 pub use publish::{PlanReader, PlanSnapshot};
 pub use split::{MIN_CHUNK_TOKENS, SLICE_TOKENS};
+#[cfg(not(paged_loom))]
 pub use view::PlanArray;
 pub use work::{MergeRow, Work, WorkItem};
 
@@ -247,6 +250,8 @@ impl DecodePlan {
         publish_u32(&self.resident.num_merges, self.work.merges.len() as u32);
         publish_u32(&self.resident.is_work_current, 1);
         section.bump_epoch();
+        drop(section);
+        debug_assert_eq!(self.validate(), Ok(()));
         true
     }
 

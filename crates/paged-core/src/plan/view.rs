@@ -29,7 +29,6 @@ pub enum PlanArray {
 impl PlanReader {
     /// Address of a resident array and its number of i32 entries. It stays valid, and in place, as long as the reader or its
     /// plan lives; the plan's writer may change entries at any time.
-    #[cfg(not(paged_loom))]
     pub fn array(&self, array: PlanArray) -> (*const i32, usize) {
         let resident = self.resident();
         let cells = match array {
@@ -47,7 +46,6 @@ impl PlanReader {
     }
 }
 
-#[cfg(not(paged_loom))]
 impl DecodePlan {
     /// The row at a batch position, `None` beyond `num_rows`.
     pub fn row(&self, row: usize) -> Option<RowView<'_>> {
@@ -72,7 +70,6 @@ impl DecodePlan {
 }
 
 /// Reads cells as plain integers.
-#[cfg(not(paged_loom))]
 fn still(cells: &[AtomicI32]) -> &[i32] {
     // SAFETY: `AtomicI32` has the size and alignment of `i32`. Only `&mut DecodePlan` stores into the resident arrays, and the
     // callers tie the result to a borrow of `&DecodePlan`; other threads only load, which does not race with plain reads.

@@ -1,0 +1,219 @@
+//! Loom models of everything that is lock-free: every interleaving, up to a number of preemptions, and every value that the
+//! memory model lets a load return.
+//!
+//! Run with `make loom`: `RUSTFLAGS="--cfg paged_loom" LOOM_MAX_PREEMPTIONS=2 cargo test --release -p paged-core --test loom`.
+//! Loom treats `Relaxed` more strictly than hardware does; the code under test uses it only for the writer's own values.
+#![cfg(paged_loom)]
+
+use std::sync::Arc;
+
+use loom::thread;
+use paged_core::plan::{DecodePlan, PlanConfig, PlanSnapshot};
+use paged_core::{BlockBudget, Error, HeadGeometry, PagePool};
+
+fn pool(num_pages: usize) -> Arc<PagePool> {
+    Arc::new(PagePool::new(num_pages).unwrap())
+}
+
+#[test]
+fn free_list_gives_no_page_to_two_holders() {
+    loom::model(|| {
+        let pool = pool(2);
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || other.acquire(1).unwrap());
+        let mut pages = pool.acquire(1).unwrap();
+        pages.extend(thread.join().unwrap());
+        pages.sort_unstable();
+        assert_eq!(pages, [0, 1]);
+        pool.check_integrity().unwrap();
+    });
+}
+
+/// The pattern that breaks an untagged list: a page is popped, its successor popped, and the page pushed back while another
+/// thread still holds the old head.
+#[test]
+fn free_list_survives_pop_and_push_behind_its_back() {
+    loom::model(|| {
+        let pool = pool(3);
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || {
+            let first = other.acquire(1).unwrap();
+            let second = other.acquire(1);
+            other.release(&first).unwrap();
+            second
+        });
+        let mine = pool.acquire(1).unwrap();
+        let theirs = thread.join().unwrap().unwrap();
+        assert_ne!(mine, theirs);
+        assert_eq!(pool.num_free(), 1);
+        pool.check_integrity().unwrap();
+    });
+}
+
+#[test]
+fn acquire_of_several_pages_is_all_or_nothing() {
+    loom::model(|| {
+        let pool = pool(3);
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || other.acquire(2));
+        let results = [pool.acquire(2), thread.join().unwrap()];
+        // Two pages each do not fit: exactly one call succeeds, and the other has taken nothing.
+        let won: Vec<_> = results.iter().flatten().collect();
+        assert_eq!(won.len(), 1);
+        assert!(results.contains(&Err(Error::OutOfPages { needed: 2, free: 1 })));
+        pool.release(won[0]).unwrap();
+        assert_eq!(pool.num_free(), 3);
+        pool.check_integrity().unwrap();
+    });
+}
+
+#[test]
+fn refcount_frees_a_page_once_with_its_last_holder() {
+    loom::model(|| {
+        let pool = pool(1);
+        let page = pool.acquire(1).unwrap();
+        pool.retain(&page).unwrap();
+        let (other, same) = (Arc::clone(&pool), page.clone());
+        let thread = thread::spawn(move || other.release(&same).unwrap());
+        pool.release(&page).unwrap();
+        thread.join().unwrap();
+        assert_eq!(pool.num_free(), 1);
+        pool.check_integrity().unwrap();
+    });
+}
+
+#[test]
+fn refcount_retain_races_with_the_release_of_another_holder() {
+    loom::model(|| {
+        let pool = pool(2);
+        let page = pool.acquire(1).unwrap();
+        pool.retain(&page).unwrap();
+        let (other, same) = (Arc::clone(&pool), page.clone());
+        let thread = thread::spawn(move || other.release(&same).unwrap());
+        // This thread is a holder throughout, so its retain can't fail and the page can't be given away.
+        pool.retain(&page).unwrap();
+        assert_eq!(pool.acquire(1).unwrap(), [1]);
+        thread.join().unwrap();
+        assert_eq!(pool.refcount(page[0]).unwrap(), 2);
+        pool.check_integrity().unwrap();
+    });
+}
+
+#[test]
+fn double_release_from_two_threads_is_refused_once() {
+    loom::model(|| {
+        let pool = pool(1);
+        let page = pool.acquire(1).unwrap();
+        let (other, same) = (Arc::clone(&pool), page.clone());
+        let thread = thread::spawn(move || other.release(&same).is_ok());
+        let results = [pool.release(&page).is_ok(), thread.join().unwrap()];
+        assert_eq!(results.iter().filter(|&&ok| ok).count(), 1);
+        assert_eq!(pool.num_free(), 1);
+        pool.check_integrity().unwrap();
+    });
+}
+
+#[test]
+fn reservations_never_exceed_the_budget() {
+    loom::model(|| {
+        let budget = BlockBudget::new(3, 0, 1).unwrap();
+        let other = budget.clone();
+        let thread =
+            thread::spawn(move || other.reserve(2).is_ok_and(|reservation| reservation.num_pages() == 2));
+        let mine = budget.reserve(2);
+        assert!(budget.num_reserved() <= 3);
+        let was_given = thread.join().unwrap();
+        // The other's reservation ended with its thread, so one of the two calls at least has succeeded.
+        assert!(mine.is_ok() || was_given);
+        drop(mine);
+        assert_eq!(budget.num_available(), 3);
+    });
+}
+
+#[test]
+fn a_reservation_hands_over_what_its_owner_wrote() {
+    loom::model(|| {
+        let budget = BlockBudget::new(1, 0, 1).unwrap();
+        let mut reservation = budget.reserve(1).unwrap();
+        let cell = Arc::new(loom::cell::UnsafeCell::new(0));
+        let (other, same) = (budget.clone(), Arc::clone(&cell));
+        let thread = thread::spawn(move || {
+            if other.reserve(1).is_ok() {
+                // SAFETY: the reservation was given back after the other thread's write; loom checks that the two are ordered.
+                assert_eq!(same.with(|value| unsafe { *value }), 7);
+            }
+        });
+        // SAFETY: only the holder of the one page touches the cell; loom checks it.
+        cell.with_mut(|value| unsafe { *value = 7 });
+        reservation.release();
+        thread.join().unwrap();
+    });
+}
+
+fn plan() -> DecodePlan {
+    let heads = HeadGeometry { num_qo_heads: 1, num_kv_heads: 1, head_dim: 1 };
+    let mut config = PlanConfig::new(1, 2, 8, 2, heads);
+    config.num_work_items = Some(1);
+    config.num_workers = Some(1);
+    DecodePlan::new(config).unwrap()
+}
+
+/// A state is consistent if its lengths, pages and position are those of one moment.
+fn assert_consistent(snapshot: &PlanSnapshot, states: &[(u64, i32, &[i32])]) {
+    let csr = &snapshot.csr;
+    let length = csr.lengths.first().copied().unwrap_or(-1);
+    let found = (snapshot.epoch, length, csr.indices.as_slice());
+    assert!(states.contains(&found), "{snapshot:?}");
+    assert_eq!(csr.positions, csr.lengths);
+}
+
+#[test]
+fn plan_readers_see_whole_advances() {
+    loom::model(|| {
+        let mut plan = plan();
+        plan.admit(&[3, 5], 1, 0, None).unwrap();
+        plan.ensure_work_list();
+        let reader = plan.reader();
+        let thread = thread::spawn(move || reader.try_snapshot());
+        plan.advance().unwrap();
+        plan.advance().unwrap();
+        if let Some(snapshot) = thread.join().unwrap() {
+            assert_consistent(&snapshot, &[(2, 1, &[3]), (3, 2, &[3]), (4, 3, &[3, 5])]);
+        }
+        // Nobody is writing now: a reader succeeds.
+        assert_consistent(&plan.reader().try_snapshot().unwrap(), &[(4, 3, &[3, 5])]);
+    });
+}
+
+#[test]
+fn plan_readers_see_whole_page_crossings() {
+    loom::model(|| {
+        let mut plan = plan();
+        let slot = plan.admit(&[3], 2, 0, None).unwrap();
+        let reader = plan.reader();
+        let thread = thread::spawn(move || reader.try_snapshot());
+        plan.append_page(slot, 6).unwrap();
+        plan.advance().unwrap();
+        if let Some(snapshot) = thread.join().unwrap() {
+            assert_consistent(&snapshot, &[(1, 2, &[3]), (2, 2, &[3]), (3, 3, &[3, 6])]);
+        }
+    });
+}
+
+#[test]
+fn plan_readers_see_whole_changes_of_tenant() {
+    loom::model(|| {
+        let mut plan = plan();
+        let first = plan.admit(&[3], 1, 0, None).unwrap();
+        let reader = plan.reader();
+        let thread = thread::spawn(move || reader.try_snapshot());
+        plan.retire(first).unwrap();
+        let second = plan.admit(&[4], 2, 0, None).unwrap();
+        assert_ne!(first, second);
+        if let Some(snapshot) = thread.join().unwrap() {
+            assert_consistent(&snapshot, &[(1, 1, &[3]), (2, -1, &[]), (3, 2, &[4])]);
+            let expected = [vec![first], vec![], vec![second]];
+            assert_eq!(snapshot.slots, expected[snapshot.epoch as usize - 1]);
+        }
+    });
+}
