@@ -54,9 +54,7 @@ def test_budget_auto_is_derived() -> None:
         (["--decode-storage", "sparse"], "--decode-storage"),
     ],
 )
-def test_flag_that_cannot_be_parsed_is_named(
-    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flag_that_cannot_be_parsed_is_named(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main(["serve", *words])
     assert exit_info.value.code == EXIT_USAGE
@@ -73,9 +71,7 @@ def test_flag_that_cannot_be_parsed_is_named(
         (["generate", "--prompt", "x", "--temperature", "-1"], "temperature"),
     ],
 )
-def test_value_out_of_range_is_one_line(
-    words: list[str], named: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_value_out_of_range_is_one_line(words: list[str], named: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(words) == EXIT_USAGE
     lines = [line for line in capfd.readouterr().err.splitlines() if "error" in line]
     assert len(lines) == 1

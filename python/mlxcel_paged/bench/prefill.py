@@ -51,9 +51,9 @@ def bench_prefill(
 def _ours(config: EngineConfig, num_tokens: int, num_rounds: int) -> float:
     import mlx.core as mx
 
-    from mlxcel_paged import _core
     from mlxcel_paged.models.loader import load_model
     from mlxcel_paged.models.paged_model import PagedModel
+    from mlxcel_paged.models.paged_rows import PagedRows
 
     loaded = load_model(config.model, device="cpu", dtype=config.dtype, keep_quantized=config.keep_quantized)
     tokens = prompt_tokens(loaded.tokenizer, num_tokens)
@@ -64,27 +64,14 @@ def _ours(config: EngineConfig, num_tokens: int, num_rounds: int) -> float:
         max_slots=1,
         max_context=num_tokens,
     )
+    rows = PagedRows(model)
 
     def first_token() -> float:
-        tables = [
-            _core.PageTable(pool, config.page_size, group.window)
-            for pool, group in zip(model.page_pools, model.layout.groups, strict=True)
-        ]
-        start_time = time.perf_counter()
-        for start in range(0, num_tokens - 1, config.prefill_chunk):
-            chunk = tokens[start : min(start + config.prefill_chunk, num_tokens - 1)]
-            for table in tables:
-                table.append(len(chunk))
-            model.prefill(chunk, tables, start)
-        slots = []
-        for table, plan in zip(tables, model.plans, strict=True):
-            table.append(1)
-            slots.append(plan.admit(table.pages, table.num_tokens))
-        mx.eval(mx.argmax(model.decode(tokens[-1:]), axis=-1))
-        seconds = time.perf_counter() - start_time
-        for table, plan, slot in zip(tables, model.plans, slots, strict=True):
-            plan.retire(slot)
-            table.release()
+        start = time.perf_counter()
+        rows.add(tokens, chunk=config.prefill_chunk)
+        mx.eval(mx.argmax(rows.decode(tokens[-1:]), axis=-1))
+        seconds = time.perf_counter() - start
+        rows.close()
         return seconds
 
     first_token()

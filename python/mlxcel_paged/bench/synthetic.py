@@ -77,39 +77,31 @@ def dense_arm(loaded: Any, kv: SyntheticKV) -> DecodeArm:
 
 def paged_arm(loaded: Any, kv: SyntheticKV, *, arm: Any, page_size: int, max_context: int) -> DecodeArm:
     """Puts `kv` into pages; `arm` is `fused` or `gather`."""
-    from mlxcel_paged import _core
     from mlxcel_paged.models.paged_model import PagedModel
+    from mlxcel_paged.models.paged_rows import PagedRows
 
-    pages_per_row = -(-max_context // page_size)
     model = PagedModel(
         loaded,
-        num_pages=kv.batch * pages_per_row,
+        num_pages=kv.batch * -(-max_context // page_size),
         page_size=page_size,
         max_slots=kv.batch,
         max_context=max_context,
         arm=arm,
+        layout=kv.layout,
     )
-    rows = []
-    for row in range(kv.batch):
-        table = _core.PageTable(model.page_pools[0], page_size)
-        pages = table.append(kv.context).new_pages
-        for layer in range(kv.layout.num_layers):
-            for pool, part in ((model.pools.k(layer), kv.keys), (model.pools.v(layer), kv.values)):
-                _fill(np.array(pool, copy=False), pages, part[row])
-        rows.append((table, model.plans[0].admit(pages, kv.context)))
-
-    def decode(tokens: list[int]) -> Any:
-        plan = model.plans[0]
-        for table, slot in rows:
-            for page in table.append(1).new_pages:
-                plan.append_page(slot, page)
-        plan.advance()
-        return model.decode(tokens)
-
-    return DecodeArm(decode, model.outcomes.snapshot)
+    rows = PagedRows(model)
+    for _ in range(kv.batch):
+        rows.add_synthetic(kv.context)
+    csr = model.plans[0].export_csr()
+    indptr, indices = np.asarray(csr.indptr), np.asarray(csr.indices)
+    for layer in range(kv.layout.num_layers):
+        for pool, part in ((model.pools.k(layer), kv.keys), (model.pools.v(layer), kv.values)):
+            for row in range(kv.batch):
+                _fill(np.array(pool, copy=False), indices[indptr[row] : indptr[row + 1]], part[row])
+    return DecodeArm(rows.decode, model.outcomes.snapshot)
 
 
-def _fill(pool: np.ndarray[Any, Any], pages: list[int], part: np.ndarray[Any, Any]) -> None:
+def _fill(pool: np.ndarray[Any, Any], pages: np.ndarray[Any, Any], part: np.ndarray[Any, Any]) -> None:
     """Writes `part` (`[num_kv_heads, context, head_dim]`) into `pages` of an HND pool, in place."""
     num_kv_heads, context, head_dim = part.shape
     page_size = pool.shape[2]

@@ -49,7 +49,10 @@ def examine(config: EngineConfig) -> dict[str, Any]:
     try:
         import mlx.core as mx
 
-        document["backend"] = {"default_device": str(mx.default_device()), "blas": {name: value for name, value in asdict(blas.status()).items() if value is not None}}
+        document["backend"] = {
+            "default_device": str(mx.default_device()),
+            "blas": {name: value for name, value in asdict(blas.status()).items() if value is not None},
+        }
     except ImportError as error:
         document["backend"] = None
         problems.append(

@@ -86,9 +86,7 @@ def engine_config(arguments: argparse.Namespace, **overrides: Any) -> EngineConf
     Raises:
         ValueError: A flag is out of range or contradicts another.
     """
-    fields = {
-        name: getattr(arguments, name) for name in EngineConfig.__dataclass_fields__ if hasattr(arguments, name)
-    }
+    fields = {name: getattr(arguments, name) for name in EngineConfig.__dataclass_fields__ if hasattr(arguments, name)}
     return EngineConfig(**{**fields, **overrides})
 
 
