@@ -24,7 +24,7 @@ def test_prints_of_libraries_do_not_reach_stdout(capfd: pytest.CaptureFixture[st
 
 
 def test_error_inside_leaves_stdout_empty_and_usable(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ZeroDivisionError), json_document(True) as write:
+    with pytest.raises(ZeroDivisionError), json_document(True) as write:  # noqa: PT012
         write({"half": "done"})
         raise ZeroDivisionError
     print("later")

@@ -18,8 +18,8 @@ from mlxcel_paged.engine.errors import EngineFailedError, EngineNotReadyError
 from mlxcel_paged.request import FinishReason, InvalidRequestError, Request, SamplingParams, TokenEvent
 from mlxcel_paged.server.errors import ApiError, engine_failed
 from mlxcel_paged.server.limits import too_many_requests
-from mlxcel_paged.text.sequence_text import SequenceText
 from mlxcel_paged.server.service import Service
+from mlxcel_paged.text.sequence_text import SequenceText
 
 logger = logging.getLogger("mlxcel_paged.server")
 
