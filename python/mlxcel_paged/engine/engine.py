@@ -98,9 +98,10 @@ class Engine:
             raise RuntimeError("an engine starts once")
         if self._build is None:
             from mlxcel_paged import blas
+
+            blas.prepare()  # before the first import of MLX, which is the next line
             from mlxcel_paged.engine.build import build_core
 
-            blas.prepare()  # has to come before the first import of mlx
             self._build = build_core
         _running.add(self)
         self._ended = run_on_mlx_thread(self._run)
