@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from tiny import BASE, loaded_tiny
 
@@ -74,6 +75,23 @@ def test_tokens_that_are_not_one_per_row_are_refused() -> None:
     rows.add([1, 2])
     with pytest.raises(ValueError, match="one per row"):
         rows.decode([1, 2])
+
+
+def test_prefill_computes_no_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model builds them, and nobody evaluates them: memory never grows by as much as they would take."""
+    monkeypatch.setitem(BASE, "vocab_size", 50_000)
+    num_tokens = 128
+    logits_bytes = num_tokens * 50_000 * 4
+    for arm in ("fused", "gather"):
+        model = PagedModel(loaded_tiny("llama"), num_pages=16, page_size=16, max_slots=1, max_context=256, arm=arm)
+        rows = PagedRows(model)
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        rows.add(list(range(num_tokens + 1)))
+        assert mx.get_peak_memory() - before < logits_bytes / 4
+        mx.reset_peak_memory()
+        mx.eval(rows.decode([1]))
+        assert mx.get_peak_memory() - before > 50_000 * 4
 
 
 def test_pages_per_group() -> None:
