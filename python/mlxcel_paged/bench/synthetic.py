@@ -62,9 +62,9 @@ def dense_arm(loaded: Any, kv: SyntheticKV) -> DecodeArm:
     num_steps = 0
     for row in sequences:
         caches = make_prompt_cache(loaded.model)
-        state = tuple(mx.array(part[row : row + 1]).astype(kv.layout.dtype) for part in (kv.keys, kv.values))
+        keys, values = (mx.array(part[row : row + 1]).astype(kv.layout.dtype) for part in (kv.keys, kv.values))
         for cache in caches:
-            cache.state = state
+            cache.update_and_fetch(keys, values)
         model.adopt(row, caches)
 
     def decode(tokens: list[int]) -> Any:

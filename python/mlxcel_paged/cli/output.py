@@ -47,7 +47,8 @@ def print_table(title: str, rows: list[dict[str, Any]]) -> None:
         table.add_column(name, justify="right" if isinstance(rows[0][name], int | float) else "left")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
-    Console(highlight=False).print(table)
+    # A pipe has no width; cutting cells there would lose numbers.
+    Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def _cell(value: Any) -> str:
