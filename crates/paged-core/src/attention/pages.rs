@@ -3,6 +3,7 @@
 use super::array::Array;
 use super::element::ElementType;
 use crate::error::Result;
+use crate::geometry::MAX_PAGE_SIZE;
 
 /// Order of the last three dimensions of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,8 +70,11 @@ impl Pages {
                 pages.head_dim
             )));
         }
-        if pages.num_kv_heads == 0 || pages.page_size == 0 {
-            return Err(pool.invalid(format!("shape {shape:?} has an empty dimension")));
+        if pages.num_kv_heads == 0 {
+            return Err(pool.invalid("0 KV heads, expected 1 or more"));
+        }
+        if pages.page_size == 0 || pages.page_size > MAX_PAGE_SIZE {
+            return Err(pool.invalid(format!("page_size {}, expected 1 to {MAX_PAGE_SIZE}", pages.page_size)));
         }
         Ok(pages)
     }

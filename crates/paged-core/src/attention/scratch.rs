@@ -2,6 +2,8 @@
 
 use std::cell::Cell;
 
+use crate::error::{Error, Result};
+
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([f32; 16]);
@@ -19,6 +21,19 @@ impl Scratch {
         }
         // SAFETY: a line is 16 floats without padding.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * 16) }
+    }
+}
+
+impl Scratch {
+    /// As [`Self::floats`], for a size that arguments decide.
+    ///
+    /// # Errors
+    /// `AllocationFailed`.
+    pub fn try_floats(&mut self, len: usize) -> Result<&mut [f32]> {
+        let num_missing = len.div_ceil(16).saturating_sub(self.0.len());
+        let bytes = len.saturating_mul(size_of::<f32>());
+        self.0.try_reserve_exact(num_missing).map_err(|_| Error::AllocationFailed { bytes })?;
+        Ok(self.floats(len))
     }
 }
 

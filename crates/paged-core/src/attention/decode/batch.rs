@@ -95,9 +95,12 @@ impl<'a> DecodeBatch<'a> {
         let mut work = Work {
             ranges: Vec::with_capacity(self.items.len()),
             num_ranges: vec![0; self.rows.len()],
-            num_tokens: self.rows.iter().map(|row| row.num_tokens.min(window)).sum(),
+            num_tokens: self
+                .rows
+                .iter()
+                .fold(0, |sum: usize, row| sum.saturating_add(row.num_tokens.min(window))),
         };
-        let mut num_covered = 0;
+        let mut num_covered = 0_usize;
         for item in &self.items {
             let Some(row) = self.rows.get(item.row) else {
                 let (row, rows) = (item.row, self.rows.len());
@@ -109,7 +112,7 @@ impl<'a> DecodeBatch<'a> {
                 let offset = row.first_page_offset;
                 work.ranges.push(Range { row: item.row, begin: offset + begin, end: offset + end });
                 work.num_ranges[item.row] += 1;
-                num_covered += end - begin;
+                num_covered = num_covered.saturating_add(end - begin);
             }
         }
         if num_covered != work.num_tokens {

@@ -25,7 +25,7 @@ unsafe impl Sync for Partials {}
 impl Partials {
     /// f32 values that a workspace takes.
     pub fn num_floats(num_partials: usize, launch: &Launch) -> usize {
-        num_partials * launch.num_qo_heads * (launch.head_dim + 2)
+        num_partials.saturating_mul(launch.num_qo_heads * (launch.head_dim + 2))
     }
 
     /// Carves the workspace out of `memory`, which holds at least [`Self::num_floats`] values.

@@ -24,8 +24,8 @@ use crate::error::Result;
 /// or the sink's. With `new`, each row's last token is written to its page first. The same arguments give the same bits.
 ///
 /// # Errors
-/// `InvalidArgument` or `InvalidType` naming the argument, `InvalidPlan` if the work list does not cover the visible tokens.
-/// Nothing is written then.
+/// `InvalidArgument` or `InvalidType` naming the argument, `InvalidPlan` if the work list does not cover the visible tokens,
+/// `AllocationFailed` for the partial results of split rows. Nothing is written then.
 pub fn decode(
     executor: &Executor,
     arguments: &AttentionArguments<'_>,
@@ -34,23 +34,27 @@ pub fn decode(
     let launch = Launch::new(arguments, batch.rows.len())?;
     batch.check(&launch.k)?;
     let work = batch.work(launch.softmax.window)?;
-    if let Some(new) = &arguments.new {
-        batch.expect_a_token_per_row(new.k.name())?;
-        let pools = (launch.k, launch.v);
-        let append = Append::new(new, batch.rows.len(), &arguments.k_pages, &arguments.v_pages, pools)?;
-        let places = batch.last_places(launch.k.page_size);
-        dispatch(executor.simd(), Writes { append: &append, places });
-    }
+    let append = match &arguments.new {
+        Some(new) => {
+            batch.expect_a_token_per_row(new.k.name())?;
+            let pools = (launch.k, launch.v);
+            Some(Append::new(new, batch.rows.len(), &arguments.k_pages, &arguments.v_pages, pools)?)
+        }
+        None => None,
+    };
     let mut partials_of_row: Vec<Vec<u32>> = Vec::new();
     let destinations = destinations(&work, &mut partials_of_row);
     let num_partials = partials_of_row.iter().map(Vec::len).sum();
     with_launch_scratch(|scratch| {
-        let memory = scratch.floats(Partials::num_floats(num_partials, &launch));
+        let memory = scratch.try_floats(Partials::num_floats(num_partials, &launch))?;
         let partials = Partials::new(memory, num_partials, &launch);
+        if let Some(append) = &append {
+            dispatch(executor.simd(), Writes { append, places: batch.last_places(launch.k.page_size) });
+        }
         run(executor, &launch, batch, &work, &destinations, partials);
         merge(executor, &launch, &work, &partials_of_row, partials);
-    });
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Where each range goes. `partials_of_row` stays empty if no row is split.
@@ -77,7 +81,7 @@ fn run(
     partials: Partials,
 ) {
     let num_heads = launch.k.num_kv_heads;
-    let num_bytes = 2 * work.num_tokens * num_heads * launch.k.row_bytes();
+    let num_bytes = work.num_tokens.saturating_mul(2 * num_heads * launch.k.row_bytes());
     executor.run(work.ranges.len() * num_heads, num_bytes, |task| {
         let range = work.ranges[task / num_heads];
         with_task_scratch(|scratch| {
