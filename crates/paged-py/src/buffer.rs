@@ -5,7 +5,7 @@ use std::ptr;
 
 use paged_core::plan::{PlanArray, PlanReader};
 use paged_core::{Error, PageId};
-use pyo3::buffer::PyBuffer;
+use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyOverflowError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -45,22 +45,12 @@ pub(crate) fn int32_array(argument: &'static str, value: &Bound<'_, PyAny>) -> C
         i32::try_from(wide)
             .map_err(|_| CoreError(Error::invalid(argument, format!("{wide} does not fit an int32"))))
     };
-    if let Ok(buffer) = PyBuffer::<i32>::get(value) {
-        check_dimensions(argument, buffer.dimensions())?;
-        return buffer.to_vec(py).map_err(|error| wrong_type(argument, error));
-    }
-    if let Ok(buffer) = PyBuffer::<i64>::get(value) {
-        check_dimensions(argument, buffer.dimensions())?;
-        let wide = buffer.to_vec(py).map_err(|error| wrong_type(argument, error))?;
-        return wide.into_iter().map(narrow).collect();
-    }
     // SAFETY: `value` is a live object and the call only reads its type.
     if unsafe { ffi::PyObject_CheckBuffer(value.as_ptr()) } == 1 {
-        let message = format!(
-            "expected int32 or int64 elements in native byte order, got a {} of others",
-            type_name(value)
-        );
-        return Err(Error::invalid_type(argument, message).into());
+        // A memoryview has strides also where the exporter leaves them out, as ctypes does.
+        let view = PyMemoryView::from(value).map_err(|error| wrong_type(argument, error))?;
+        let buffer = PyUntypedBuffer::get(&view).map_err(|error| wrong_type(argument, error))?;
+        return read_buffer(argument, &buffer)?.into_iter().map(narrow).collect();
     }
     let items = value.try_iter().map_err(|error| wrong_type(argument, error))?;
     items
@@ -91,11 +81,40 @@ pub(crate) fn page_ids(argument: &'static str, value: &Bound<'_, PyAny>) -> Core
     pages.into_iter().map(to_id).collect()
 }
 
-fn check_dimensions(argument: &'static str, dimensions: usize) -> CoreResult<()> {
-    if dimensions != 1 {
-        return Err(Error::invalid_type(argument, format!("expected 1 dimension, got {dimensions}")).into());
+/// Copies the integers of a buffer. Not by way of `PyBuffer<i32>`: pyo3 0.30 takes big-endian elements for native ones on
+/// little-endian machines, and refuses the little-endian ones that ctypes exports.
+fn read_buffer(argument: &'static str, buffer: &PyUntypedBuffer) -> CoreResult<Vec<i64>> {
+    if buffer.dimensions() != 1 {
+        return Err(Error::invalid_type(
+            argument,
+            format!("expected 1 dimension, got {}", buffer.dimensions()),
+        )
+        .into());
     }
-    Ok(())
+    let format = buffer.format().to_str().unwrap_or("?");
+    let native = if cfg!(target_endian = "little") { ['@', '=', '<'] } else { ['@', '=', '>'] };
+    let is_wide = match (format.strip_prefix(native).unwrap_or(format), buffer.item_size()) {
+        ("i" | "l", 4) => false,
+        ("i" | "l" | "q", 8) => true,
+        _ => {
+            let message =
+                format!("expected int32 or int64 elements in native byte order, got format {format:?}");
+            return Err(Error::invalid_type(argument, message).into());
+        }
+    };
+    let read = |index: usize| {
+        let element = buffer.get_ptr(&[index]);
+        // SAFETY: the index is below the buffer's shape, the element has the width that its format says (checked), and the
+        // exporter keeps it in place while `buffer` lives; no alignment is assumed.
+        unsafe {
+            if is_wide {
+                element.cast::<i64>().read_unaligned()
+            } else {
+                i64::from(element.cast::<i32>().read_unaligned())
+            }
+        }
+    };
+    Ok((0..buffer.shape()[0]).map(read).collect())
 }
 
 fn wrong_type(argument: &'static str, error: PyErr) -> CoreError {

@@ -8,6 +8,7 @@ mod budget;
 mod buffer;
 mod errors;
 mod plan;
+mod plan_config;
 mod pool;
 mod slot;
 mod snapshot;

@@ -5,20 +5,17 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use paged_core::HeadGeometry;
 use paged_core::plan::{self, CsrView, MergeRow, PlanArray, PlanConfig, PlanReader, WorkItem};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::{PyMemoryView, PyTuple};
 
 use crate::buffer::{Int32Array, count, int32_array, optional_count, page_ids};
-use crate::errors::{CoreError, CoreResult};
+use crate::errors::CoreResult;
+use crate::plan_config::{Argument, Optional, heads, set_options};
 use crate::pool::page_id;
 use crate::slot::Slot;
 use crate::snapshot::{Csr, PlanSnapshot};
-
-type Argument<'a, 'py> = &'a Bound<'py, PyAny>;
-type Optional<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 
 /// The plan of one KV group's decode batch: row table and balanced work list.
 #[pyclass(frozen, module = "mlxcel_paged._core")]
@@ -62,33 +59,6 @@ impl DecodePlan {
     ) -> PyResult<Bound<'py, PyMemoryView>> {
         Int32Array::resident(py, self.reader.clone(), array, columns)
     }
-}
-
-/// The optional values that `__new__` and `from_csr` share.
-fn set_options(
-    config: &mut PlanConfig,
-    window: Optional<'_, '_>,
-    num_work_items: Optional<'_, '_>,
-    num_workers: Optional<'_, '_>,
-    waves: Optional<'_, '_>,
-    num_splits: Optional<'_, '_>,
-    batch_invariant: bool,
-) -> CoreResult<()> {
-    config.window = optional_count("window", window)?;
-    config.num_work_items = optional_count("num_work_items", num_work_items)?;
-    config.num_workers = optional_count("num_workers", num_workers)?;
-    config.waves = optional_count("waves", waves)?.unwrap_or(config.waves);
-    config.num_splits = optional_count("num_splits", num_splits)?;
-    config.batch_invariant = batch_invariant;
-    Ok(())
-}
-
-fn heads(qo: Argument<'_, '_>, kv: Argument<'_, '_>, head_dim: Argument<'_, '_>) -> CoreResult<HeadGeometry> {
-    Ok(HeadGeometry {
-        num_qo_heads: count("num_qo_heads", qo)?,
-        num_kv_heads: count("num_kv_heads", kv)?,
-        head_dim: count("head_dim", head_dim)?,
-    })
 }
 
 #[pymethods]
@@ -372,23 +342,5 @@ impl DecodePlan {
             self.epoch(),
             self.page_size()
         )
-    }
-}
-
-impl<'a, 'py> FromPyObject<'a, 'py> for Slot {
-    type Error = PyErr;
-
-    fn extract(value: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        match value.cast::<Slot>() {
-            Ok(slot) => Ok(*slot.get()),
-            Err(_) => {
-                let found = value.get_type().name()?;
-                Err(CoreError(paged_core::Error::invalid_type(
-                    "slot",
-                    format!("expected a Slot, got {found}"),
-                ))
-                .into())
-            }
-        }
     }
 }

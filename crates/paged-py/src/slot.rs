@@ -2,6 +2,8 @@
 
 use pyo3::prelude::*;
 
+use crate::errors::CoreError;
+
 /// A row of a plan's table, given to one sequence from `admit` to `retire`.
 #[pyclass(frozen, eq, hash, module = "mlxcel_paged._core")]
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -26,5 +28,23 @@ impl Slot {
 
     fn __repr__(&self) -> String {
         format!("Slot(index={}, generation={})", self.0.index, self.0.generation)
+    }
+}
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Slot {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        match value.cast::<Slot>() {
+            Ok(slot) => Ok(*slot.get()),
+            Err(_) => {
+                let found = value.get_type().name()?;
+                Err(CoreError(paged_core::Error::invalid_type(
+                    "slot",
+                    format!("expected a Slot, got {found}"),
+                ))
+                .into())
+            }
+        }
     }
 }

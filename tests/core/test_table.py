@@ -1,0 +1,84 @@
+"""Page tables as Python sees them."""
+
+import gc
+
+import pytest
+
+from mlxcel_paged._core import InvalidArgumentError, InvalidTypeError, OutOfPagesError, PagePool, PageTable
+
+
+def test_append_grows_by_pages() -> None:
+    pool = PagePool(10)
+    table = PageTable(pool, 4)
+    assert table.pages_needed(9) == 3
+    append = table.append(9)
+    assert append.new_pages == table.pages
+    assert append.copies == []
+    assert (table.num_tokens, table.kv_len, table.num_pages, table.last_page_len) == (9, 9, 3, 1)
+    assert (table.first_page_offset, table.head_page, table.num_held_tokens) == (0, 0, 9)
+    assert (table.page_size, table.window) == (4, None)
+    assert table.retire_head() == []
+
+
+def test_a_fork_copies_the_partial_page_before_it_writes() -> None:
+    pool = PagePool(10)
+    table = PageTable(pool, 4)
+    table.append(6)
+    fork = table.fork()
+    assert fork.pages_needed(1) == 1
+    append = fork.append(1)
+    assert append.copies == [(table.pages[1], fork.pages[1])]
+    assert append.new_pages == []
+    assert fork.pages[0] == table.pages[0]
+    assert table.append(1).copies == []
+
+
+def test_a_failed_append_changes_nothing() -> None:
+    pool = PagePool(2)
+    table = PageTable(pool, 4)
+    table.append(5)
+    with pytest.raises(OutOfPagesError):
+        table.append(4)
+    assert (table.num_tokens, pool.num_free) == (5, 0)
+    table.append(3)
+
+
+def test_a_window_gives_head_pages_back() -> None:
+    pool = PagePool(10)
+    table = PageTable(pool, 4, window=5)
+    table.append(15)
+    assert (table.kv_len, table.first_page_offset) == (5, 10)
+    head = table.pages[:2]
+    assert table.retire_head() == head
+    assert (table.head_page, table.num_pages, table.first_page_offset, table.num_tokens) == (2, 2, 2, 15)
+    assert (table.num_held_tokens, pool.num_used) == (7, 2)
+
+
+def test_pages_come_back_with_the_table() -> None:
+    pool = PagePool(10)
+    table = PageTable(pool, 4)
+    table.append(10)
+    fork = table.fork()
+    table.release()
+    table.release()
+    assert (table.num_tokens, table.pages) == (0, [])
+    fork.check_integrity()
+    assert pool.num_used == 3
+    del fork
+    gc.collect()
+    assert pool.num_used == 0
+    pool.check_integrity()
+
+
+def test_arguments_out_of_range_are_named() -> None:
+    pool = PagePool(2)
+    for page_size, window, argument in [(0, None, "page_size"), (4, 0, "window"), (-1, None, "page_size")]:
+        with pytest.raises(InvalidArgumentError) as caught:
+            PageTable(pool, page_size, window)
+        assert caught.value.argument == argument
+    table = PageTable(pool, 4)
+    for num_tokens in (-1, 2**31, 2**70):
+        with pytest.raises(InvalidArgumentError, match="num_tokens"):
+            table.append(num_tokens)
+    with pytest.raises(InvalidTypeError, match="num_tokens"):
+        table.append("1")  # type: ignore[arg-type]
