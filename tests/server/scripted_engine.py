@@ -48,6 +48,8 @@ class ScriptedEngine:
     num_submitted: int = 0
     num_aborts: int = 0
     num_tokens: int = 0
+    num_steps: int = 0
+    num_failed_steps: int = 0
     decode_launches: dict[str, int] = field(default_factory=dict)
     failure: BaseException | None = None
 
@@ -105,6 +107,9 @@ class ScriptedEngine:
                 kv_pages_used=sum(-(-self._length(running) // PAGE_SIZE) for running in self._running.values()),
                 kv_pages_total=self.max_pool_tokens // PAGE_SIZE,
                 num_preemptions=0,
+                num_prefilled_tokens=0,
+                num_steps=self.num_steps,
+                num_failed_steps=self.num_failed_steps,
                 decode_launches=dict(self.decode_launches),
             )
 
@@ -161,12 +166,14 @@ class ScriptedEngine:
                     self._condition.wait_for(lambda: self._is_stopping, timeout=self.step_s)
                 for request_id in list(self._waiting)[: self.parallel - len(self._running)]:
                     self._running[request_id] = self._waiting.pop(request_id)
+                self.num_steps += 1
                 events = self._fail() if self._step_error is not None else self._decode()
             for on_event, event in events:
                 on_event(event)
 
     def _fail(self) -> list[tuple[OnEvent, TokenEvent]]:
         error, self._step_error = self._step_error, None
+        self.num_failed_steps += 1
         victims = list(self._running.values())
         self._running.clear()
         return [

@@ -65,6 +65,7 @@ def test_a_failed_step_is_500_and_the_engine_goes_on(start, stream: bool) -> Non
     assert server.complete(prompt="ab", max_tokens=2)["choices"][0]["text"] == "ab"
     assert server.metric('mlxcel_paged_requests_finished_total{reason="error"}') == 1
     assert server.metric('mlxcel_paged_requests_rejected_total{reason="step_failed"}') == 1
+    assert server.metric("mlxcel_paged_failed_steps_total") == 1
 
 
 @pytest.mark.parametrize("url", [URL, "/v1/chat/completions"])

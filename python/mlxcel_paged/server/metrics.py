@@ -105,11 +105,12 @@ class _EngineCollector(Collector):
         yield _gauge("num_requests_waiting", "Sequences that wait for a slot or for pages", stats.num_requests_waiting)
         yield _gauge("kv_pages_used", "KV pages held by sequences, over all KV groups", stats.kv_pages_used)
         yield _gauge("kv_pages_total", "KV pages of the pools, over all KV groups", stats.kv_pages_total)
-        preemptions = CounterMetricFamily(
-            f"{_PREFIX}preemptions", "Sequences put back into the queue because pages ran short"
+        yield _counter(
+            "preemptions", "Sequences put back into the queue because pages ran short", stats.num_preemptions
         )
-        preemptions.add_metric([], stats.num_preemptions)
-        yield preemptions
+        yield _counter("prefilled_tokens", "Tokens prefilled, recomputation included", stats.num_prefilled_tokens)
+        yield _counter("steps", "Steps of the engine", stats.num_steps)
+        yield _counter("failed_steps", "Steps that raised; their requests failed with them", stats.num_failed_steps)
         launches = CounterMetricFamily(
             f"{_PREFIX}decode_launches",
             "Attention launches of decode steps, one per layer and step, by the path that served them",
@@ -122,3 +123,7 @@ class _EngineCollector(Collector):
 
 def _gauge(name: str, text: str, value: int) -> GaugeMetricFamily:
     return GaugeMetricFamily(_PREFIX + name, text, value=value)
+
+
+def _counter(name: str, text: str, value: int) -> CounterMetricFamily:
+    return CounterMetricFamily(_PREFIX + name, text, value=value)
