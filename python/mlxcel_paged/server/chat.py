@@ -96,6 +96,9 @@ class ChatCompletions(GenerateEndpoint[Conversation]):
             raise bad_request("messages", f"messages has {len(messages)} messages, at most {maximum} are allowed")
         return Conversation([_message(f"messages[{index}]", message) for index, message in enumerate(messages)])
 
+    def num_sequences(self, prompt: Conversation) -> int:
+        return 1
+
     def encode(self, encoder: PromptEncoder, prompt: Conversation) -> list[list[int]]:
         return [encoder.from_messages(prompt.messages)]
 

@@ -77,6 +77,9 @@ class Completions(GenerateEndpoint[CompletionPrompts]):
             return CompletionPrompts([_token_ids(f"prompt[{index}]", item) for index, item in enumerate(value)])
         raise bad_request("prompt", f"prompt must be {_EXPECTED}, all of one kind", "invalid_type")
 
+    def num_sequences(self, prompt: CompletionPrompts) -> int:
+        return len(prompt.prompts)
+
     def encode(self, encoder: PromptEncoder, prompt: CompletionPrompts) -> list[list[int]]:
         return [
             encoder.from_text(item) if isinstance(item, str) else encoder.from_token_ids(item)

@@ -19,7 +19,7 @@ class ServerConfig:
         max_prompts: Prompts in one `/v1/completions` request at most.
         max_stop_strings: Stop strings in one request at most.
         max_stop_characters: Characters in one stop string at most.
-        max_open_sequences: Sequences running and waiting at most; beyond it the answer is 429.
+        max_open_sequences: Sequences being tokenized, waiting and running at most; beyond it the answer is 429.
         retry_after_s: Seconds that a client is told to wait after a 429 or 503.
         keepalive_interval_s: A stream without a new token for this long gets an SSE comment. Until the first
             token or the first comment no headers are sent, so that an early failure still has its status code.

@@ -18,7 +18,8 @@ from mlxcel_paged.server.disconnect import ClientGoneError, until_disconnect
 from mlxcel_paged.server.errors import ApiError, bad_request, internal_error
 from mlxcel_paged.server.fields import Fields
 from mlxcel_paged.server.generation import Generation
-from mlxcel_paged.server.schema import read_generation
+from mlxcel_paged.server.model_text import ModelText
+from mlxcel_paged.server.schema import GenerationFields, read_generation
 from mlxcel_paged.server.service import Service
 from mlxcel_paged.server.sse import EventStream
 from mlxcel_paged.text.errors import TextError
@@ -45,6 +46,10 @@ class GenerateEndpoint(ABC, Generic[PromptT]):
         """Takes the prompt and the endpoint's own fields out of a request; 400 for what is wrong with them."""
 
     @abstractmethod
+    def num_sequences(self, prompt: PromptT) -> int:
+        """How many sequences a prompt asks for."""
+
+    @abstractmethod
     def encode(self, encoder: PromptEncoder, prompt: PromptT) -> list[list[int]]:
         """Token ids of each prompt; runs in the text thread. TextError for what cannot be encoded."""
 
@@ -68,20 +73,30 @@ class GenerateEndpoint(ABC, Generic[PromptT]):
         prompt = self.read_prompt(fields)
         fields.finish()
         text.require_name(generation_fields.model)
+        # Counted before anything costly is done for the request.
+        with service.open_sequences.holding(self.num_sequences(prompt)):
+            prompts = await self._encoded(text, prompt)
+            await self._generate(text, generation_fields, prompts, arrival_time, send)
+
+    async def _encoded(self, text: ModelText, prompt: PromptT) -> list[list[int]]:
         try:
-            prompts = await service.in_text_thread(lambda: self.encode(text.encoder, prompt))
+            return await self._service.in_text_thread(lambda: self.encode(text.encoder, prompt))
         except TextError as error:
             raise bad_request(self.prompt_param, str(error), error.slug) from error
-        stops, stop_token_ids = text.split_stops(generation_fields.stops)
-        max_tokens = generation_fields.max_tokens
-        sampling = generation_fields.sampling(
-            self.default_max_tokens if max_tokens is None else max_tokens, stop_token_ids
-        )
+
+    async def _generate(
+        self, text: ModelText, fields: GenerationFields, prompts: list[list[int]], arrival_time: float, send: Send
+    ) -> None:
+        stops, stop_token_ids = text.split_stops(fields.stops)
+        max_tokens = self.default_max_tokens if fields.max_tokens is None else fields.max_tokens
+        sampling = fields.sampling(max_tokens, stop_token_ids)
         call_id = f"{self.id_prefix}{uuid.uuid4().hex}"
-        answer = self.answer_format(call_id, int(time.time()), text.name, generation_fields.include_usage)
-        with Generation(service, call_id, prompts, sampling, stops, arrival_time, self.prompt_param) as generation:
-            if generation_fields.stream:
-                await self._stream(generation, answer, len(prompts), generation_fields.include_usage, send)
+        answer = self.answer_format(call_id, int(time.time()), text.name, fields.include_usage)
+        with Generation(
+            self._service, call_id, prompts, sampling, stops, arrival_time, self.prompt_param
+        ) as generation:
+            if fields.stream:
+                await self._stream(generation, answer, len(prompts), fields.include_usage, send)
             else:
                 await self._whole(generation, answer, len(prompts), send)
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 logger = logging.getLogger("mlxcel_paged.server")
 
-_TYPES = {404: "invalid_request_error", 429: "rate_limit_error"}
+_TYPES = {429: "rate_limit_error"}
 
 
 class ApiError(Exception):

@@ -102,7 +102,6 @@ class Generation:
         Raises:
             ApiError: the engine refused one.
         """
-        self._service.open_sequences.open(len(self._requests))
         try:
             for index, request in enumerate(self._requests):
                 self._service.engine.submit(request, self._on_event)
@@ -110,7 +109,6 @@ class Generation:
         except BaseException as error:
             for index in self._open:
                 self._service.engine.abort(self._requests[index].request_id)
-            self._service.open_sequences.close(len(self._requests))
             if isinstance(error, Exception):
                 raise self._refusal(error) from error
             raise
@@ -124,7 +122,6 @@ class Generation:
         for index in list(self._open):
             self._close(index, FinishReason.ABORT.value)
             self._service.engine.abort(self._requests[index].request_id)
-        self._service.open_sequences.close(len(self._requests))
 
     async def next_delta(self, timeout_s: float) -> Delta | None:
         """The next piece of text or finish of any sequence; None when nothing came for `timeout_s` seconds.

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from mlxcel_paged.server.errors import ApiError
 
 
 class OpenSequences:
-    """Counts the sequences that were submitted and have not been closed.
+    """Counts the sequences whose requests were read and are not answered yet, those being tokenized included.
 
     Args:
         maximum: open at most.
         retry_after_s: what a refused client is told to wait.
+
+    Attributes:
+        num_open: open now.
     """
 
     def __init__(self, maximum: int, retry_after_s: int) -> None:
@@ -18,20 +24,21 @@ class OpenSequences:
         self._maximum = maximum
         self._retry_after_s = retry_after_s
 
-    def open(self, num_sequences: int) -> None:
-        """Counts new sequences in.
+    @contextmanager
+    def holding(self, num_sequences: int) -> Iterator[None]:
+        """Counts new sequences in for the length of the block.
 
         Raises:
-            ApiError: 429, they would be too many; none is counted.
+            ApiError: 429, they would be too many.
         """
         if self.num_open + num_sequences > self._maximum:
             message = f"{self.num_open} sequences are open and at most {self._maximum} may be; try again later"
             raise too_many_requests(message, self._retry_after_s)
         self.num_open += num_sequences
-
-    def close(self, num_sequences: int) -> None:
-        """Counts sequences out."""
-        self.num_open -= num_sequences
+        try:
+            yield
+        finally:
+            self.num_open -= num_sequences
 
 
 def too_many_requests(message: str, retry_after_s: int) -> ApiError:
