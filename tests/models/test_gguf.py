@@ -234,6 +234,24 @@ def test_an_unknown_pre_tokenizer_is_named(tmp_path: Path) -> None:
         tokenizer_from_gguf(read_gguf(tmp_path / "tiny.gguf").metadata, 128)
 
 
+def test_token_ids_and_merges_outside_the_vocabulary_are_named(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    metadata = read_gguf(tmp_path / "tiny.gguf").metadata
+    with pytest.raises(InvalidModelError, match="eos_token_id"):
+        tokenizer_from_gguf({**metadata, "tokenizer.ggml.eos_token_id": len(VOCAB)}, 128)
+    with pytest.raises(InvalidModelError, match="merges"):
+        tokenizer_from_gguf({**metadata, "tokenizer.ggml.merges": ["h e", "no such"]}, 128)
+
+
+@pytest.mark.parametrize("value", [0, -1, [4, 4], "four", True])
+def test_geometry_that_is_no_positive_number_is_named(tmp_path: Path, value: Any) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    file = read_gguf(tmp_path / "tiny.gguf")
+    file.metadata["llama.attention.head_count_kv"] = value
+    with pytest.raises(UnsupportedModelError, match="head_count_kv"):
+        llama_config(file)
+
+
 def test_sentence_piece_joins_by_score() -> None:
     pieces = [
         "<unk>",

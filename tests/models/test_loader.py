@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from test_gguf import VOCAB, write_gguf
 from tiny import BASE, tiny_model
 
-from mlxcel_paged.errors import InvalidModelError, ModelNotFoundError, UnsupportedModelError
+from mlxcel_paged.errors import BackendUnavailableError, InvalidModelError, ModelNotFoundError, UnsupportedModelError
 from mlxcel_paged.models.gguf_file import read_gguf
 from mlxcel_paged.models.gguf_tokenizer import tokenizer_from_gguf
 from mlxcel_paged.models.loader import load_model
@@ -112,6 +112,15 @@ def test_a_repository_without_a_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelNotFoundError, match=r"nobody/no-such-model.*hub.*hint.*embedded"):
         load_model("nobody/no-such-model", device="cpu")
+
+
+def test_a_device_that_mlx_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(device: mx.Device) -> None:
+        raise ValueError("no such backend")
+
+    monkeypatch.setattr(mx, "set_default_device", refuse)
+    with pytest.raises(BackendUnavailableError, match="gpu"):
+        load_model("embedded", device="gpu")
 
 
 def test_an_unknown_dtype_is_named() -> None:

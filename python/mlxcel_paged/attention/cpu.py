@@ -6,6 +6,7 @@ output is copied into a fresh MLX array (a few kilobytes; MLX cannot adopt forei
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import mlx.core as mx
@@ -18,21 +19,22 @@ CARRIER = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.uint1
 
 
 class CpuOutput:
-    """A host buffer that kernels write and MLX copies from, kept per shape because allocation costs more than the
-    copy."""
+    """Host memory that kernels write and MLX copies from: one allocation, which grows to the largest output."""
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[tuple[int, ...], mx.Dtype], np.ndarray[Any, Any]] = {}
+        self._memory = np.empty(0, np.uint8)
+        self._key: tuple[tuple[int, ...], mx.Dtype] | None = None
+        self._buffer: np.ndarray[Any, Any] = self._memory
 
     def buffer(self, shape: tuple[int, ...], dtype: mx.Dtype) -> np.ndarray[Any, Any]:
-        """Returns a contiguous buffer; bfloat16 is carried as uint16."""
-        key = (shape, dtype)
-        found = self._buffers.get(key)
-        if found is None:
-            if len(self._buffers) >= 64:
-                self._buffers.clear()
-            found = self._buffers[key] = np.empty(shape, CARRIER[dtype])
-        return found
+        """Returns a contiguous buffer, valid until the next call; bfloat16 is carried as uint16."""
+        if self._key != (shape, dtype):
+            num_bytes = math.prod(shape) * dtype.size
+            if num_bytes > self._memory.nbytes:
+                self._memory = np.empty(num_bytes, np.uint8)
+            self._buffer = self._memory[:num_bytes].view(CARRIER[dtype]).reshape(shape)
+            self._key = (shape, dtype)
+        return self._buffer
 
 
 def to_mlx(buffer: np.ndarray[Any, Any], dtype: mx.Dtype) -> mx.array:

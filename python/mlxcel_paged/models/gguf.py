@@ -51,6 +51,8 @@ def llama_config(file: GGUFFile) -> dict[str, Any]:
         value = file.metadata.get(f"llama.{name}", default)
         if value is None:
             raise InvalidModelError(f"{file.path}: metadata key llama.{name} is missing")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise UnsupportedModelError(f"{file.path}: metadata key llama.{name} must be a positive number: {value!r}")
         return value
 
     heads, hidden = key("attention.head_count"), key("embedding_length")

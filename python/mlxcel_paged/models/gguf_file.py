@@ -58,7 +58,7 @@ def read_gguf(path: Path) -> GGUFFile:
     header = _Header(buffer, path)
     try:
         return _read(header, path)
-    except (struct.error, IndexError) as error:
+    except (struct.error, IndexError, RecursionError) as error:
         raise InvalidModelError(f"{path}: the file ends inside its header, at byte {header.at}") from error
     except UnicodeDecodeError as error:
         raise InvalidModelError(f"{path}: a string before byte {header.at} is not UTF-8") from error
@@ -81,6 +81,8 @@ def _read(header: _Header, path: Path) -> GGUFFile:
         shape = tuple(header.scalar(10) for _ in range(header.scalar(4)))[::-1]
         places.append((name, shape, header.scalar(4), header.scalar(10)))
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise InvalidModelError(f"{path}: general.alignment must be a positive integer: {alignment!r}")
     start = -(-header.at // alignment) * alignment
     tensors = {name: _tensor(header, name, shape, kind, start + offset) for name, shape, kind, offset in places}
     return GGUFFile(path, metadata, tensors)

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mlxcel_paged.errors import InvalidModelError, UnsupportedModelError
 
+_SPECIAL_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "\u2581"
 
@@ -53,16 +54,45 @@ def tokenizer_from_gguf(metadata: dict[str, Any], max_context: int) -> Tokenizer
         detokenizer = partial(SPMStreamingDetokenizer, trim_space=_adds_space_prefix(metadata))
     else:
         raise UnsupportedModelError(f"tokenizer.ggml.model {kind!r} is not supported; gpt2 and llama are")
+    special_ids = _special_ids(metadata, len(tokens))
     _add_special_tokens(tokenizer, tokens, types)
-    _add_template(tokenizer, metadata, tokens)
-    return _wrap(tokenizer, detokenizer, metadata, tokens, types, max_context)
+    _add_template(tokenizer, metadata, tokens, special_ids)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=max_context,
+        clean_up_tokenization_spaces=False,
+        **{name: tokens[special_ids[key]] for key, name in _SPECIAL_NAMES.items() if key in special_ids},
+    )
+    fast.chat_template = metadata.get("tokenizer.chat_template")
+    ends = {index for index, token in enumerate(tokens) if types[index] == _CONTROL and token in _END_TEXTS}
+    ends |= {special_ids[key] for key in ("eos", "eot", "eom") if key in special_ids}
+    return TokenizerWrapper(fast, detokenizer, eos_token_ids=sorted(ends))
+
+
+def _special_ids(metadata: dict[str, Any], num_tokens: int) -> dict[str, int]:
+    found = {}
+    for key in (*_SPECIAL_NAMES, "eot", "eom"):
+        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if index is None:
+            continue
+        if not 0 <= index < num_tokens:
+            raise InvalidModelError(f"tokenizer.ggml.{key}_token_id is outside the vocabulary: {index}")
+        found[key] = int(index)
+    return found
+
+
+def _bpe(vocab: dict[str, int], merges: Any, **options: Any) -> Tokenizer:
+    try:
+        return Tokenizer(BPE(vocab, merges, **options))
+    except Exception as error:
+        raise InvalidModelError(f"the GGUF file's vocabulary and merges do not make a tokenizer: {error}") from error
 
 
 def _byte_level(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
     pre = metadata.get("tokenizer.ggml.pre", "default")
     merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", ())]
     vocab = {token: index for index, token in enumerate(tokens)}
-    tokenizer = Tokenizer(BPE(vocab, merges, ignore_merges=pre in ("llama-bpe", "llama3")))
+    tokenizer = _bpe(vocab, merges, ignore_merges=pre in ("llama-bpe", "llama3"))
     if pre in _SPLITS:
         split = pre_tokenizers.Split(Regex(_SPLITS[pre]), behavior="isolated")
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -86,7 +116,7 @@ def _sentence_piece(metadata: dict[str, Any], tokens: list[str], types: list[int
     vocab = {token: index for index, token in enumerate(tokens)}
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
     merges = _merges_from_scores(vocab, scores, types)
-    tokenizer = Tokenizer(BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    tokenizer = _bpe(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     steps: list[Any] = [normalizers.Replace(" ", _SPACE)]
     undo: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if _adds_space_prefix(metadata):
@@ -124,45 +154,16 @@ def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int
     tokenizer.add_tokens(added)
 
 
-def _add_template(tokenizer: Tokenizer, metadata: dict[str, Any], tokens: list[str]) -> None:
+def _add_template(
+    tokenizer: Tokenizer, metadata: dict[str, Any], tokens: list[str], special_ids: dict[str, int]
+) -> None:
     sentence_piece = metadata.get("tokenizer.ggml.model") == "llama"
     starts = sentence_piece or metadata.get("tokenizer.ggml.pre") in ("llama-bpe", "llama3")
     pieces, special = ["$A"], []
     for key, default, at in (("bos", starts, 0), ("eos", False, 2)):
-        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if index is not None and metadata.get(f"tokenizer.ggml.add_{key}_token", default):
+        if key in special_ids and metadata.get(f"tokenizer.ggml.add_{key}_token", default):
+            index = special_ids[key]
             pieces.insert(at, tokens[index])
             special.append((tokens[index], index))
     if special:
         tokenizer.post_processor = processors.TemplateProcessing(single=pieces, special_tokens=special)
-
-
-def _wrap(
-    tokenizer: Tokenizer,
-    detokenizer: Any,
-    metadata: dict[str, Any],
-    tokens: list[str],
-    types: list[int],
-    max_context: int,
-) -> TokenizerWrapper:
-    names = {}
-    for key, name in (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad")):
-        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if index is None:
-            continue
-        if not 0 <= index < len(tokens):
-            raise InvalidModelError(f"tokenizer.ggml.{key}_token_id is outside the vocabulary: {index}")
-        names[f"{name}_token"] = tokens[index]
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=max_context,
-        clean_up_tokenization_spaces=False,
-        **names,
-    )
-    fast.chat_template = metadata.get("tokenizer.chat_template")
-    ends = {index for index, token in enumerate(tokens) if types[index] == _CONTROL and token in _END_TEXTS}
-    for key in ("eos", "eot", "eom"):
-        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if index is not None:
-            ends.add(index)
-    return TokenizerWrapper(fast, detokenizer, eos_token_ids=sorted(ends))

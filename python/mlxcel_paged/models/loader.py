@@ -16,7 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from mlxcel_paged.errors import InvalidModelError, ModelNotFoundError
+from mlxcel_paged.errors import BackendUnavailableError, InvalidModelError, ModelNotFoundError
 from mlxcel_paged.models.embedded import embedded_gguf
 
 EMBEDDED = "embedded"
@@ -72,8 +72,9 @@ def load_model(
         ModelNotFoundError: Nothing is there under that name; the message says what to do.
         InvalidModelError: The files are damaged or inconsistent.
         UnsupportedModelError: The model is of a kind that cannot be loaded.
+        BackendUnavailableError: MLX as installed cannot use the device.
     """
-    mx.set_default_device(mx.cpu if device == "cpu" else mx.gpu)
+    _use_device(device)
     chosen = _chosen_dtype(dtype)
     if chosen is None and device == "cpu":
         chosen = mx.float32
@@ -82,6 +83,13 @@ def load_model(
     if path is not None and path.is_file():
         return _load_gguf(path, "SmolLM2-135M-Instruct" if spec == EMBEDDED else path.stem, device, chosen, keep)
     return _load_checkpoint(spec if path is None else str(path), device, chosen, keep, trust_remote_code)
+
+
+def _use_device(device: Literal["cpu", "gpu"]) -> None:
+    try:
+        mx.set_default_device(mx.cpu if device == "cpu" else mx.gpu)
+    except ValueError as error:
+        raise BackendUnavailableError(f"MLX as installed has no {device} backend: {error}") from error
 
 
 def _chosen_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
