@@ -92,6 +92,25 @@ def test_the_limits_of_temperature_and_top_p_are_greedy(xp: Any, sampling: Sampl
     assert sample(xp, logits, rows) == logits.argmax(axis=-1).tolist()
 
 
+@pytest.mark.parametrize("vocab_size", [1, 2, 127, 128, 129, 3000])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(top_p=0.97), SamplingParams(top_k=1500), SamplingParams()], ids=repr
+)
+def test_any_vocabulary_size_is_drawn_from_alike(vocab_size: int, sampling: SamplingParams) -> None:
+    logits = logits_of(50, vocab_size=vocab_size) * 0.3
+    rows = [Row(sampling, seed=seed) for seed in range(50)]
+    tokens = sample(np, logits, rows)
+    assert tokens == sample(mx, logits, rows)
+    for index, token in enumerate(tokens):
+        distribution = mlx_lm_distribution(
+            logits[index : index + 1], sampling if sampling.top_k < vocab_size else SamplingParams()
+        )[0]
+        assert distribution[token] > 0.0
+        number = uniform(index, 0)
+        assert distribution[:token].sum() <= number + 1e-5
+        assert distribution[: token + 1].sum() >= number - 1e-5
+
+
 @both_modules
 def test_masked_tokens_are_never_drawn(xp: Any) -> None:
     logits = logits_of(400)
@@ -108,7 +127,8 @@ def test_a_row_does_not_depend_on_its_neighbours_or_its_place(xp: Any) -> None:
         SamplingParams(top_p=0.9),
         SamplingParams(top_k=10, min_p=0.05, temperature=0.7),
     ]
-    logits = logits_of(12, vocab_size=1003)
+    # Flat rows keep more tokens than the sampler sorts at first, peaked rows do not.
+    logits = logits_of(12, vocab_size=5003) * np.array([[0.1], [1.0], [2.0]] * 4, dtype=np.float32)
     rows = [Row(kinds[index % 4], seed=index, sample_index=index * 3) for index in range(12)]
     alone = [sample(xp, logits[index : index + 1], [rows[index]])[0] for index in range(12)]
     order = np.random.default_rng(1).permutation(12)
