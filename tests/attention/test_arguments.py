@@ -23,6 +23,7 @@ VALUES: list[tuple[str, Any]] = [
     ("indices", [0, 1, 99]),
     ("indices", [0, -1, 2]),
     ("indices", [0, 2**31, 2]),
+    ("indices", [0, 2**70, 2]),
     ("indices", [0, 1]),
     ("last_page_len", [5, 0]),
     ("last_page_len", [5, 17]),
@@ -134,6 +135,18 @@ def test_keys_and_values_of_different_dtypes() -> None:
     with pytest.raises(InvalidTypeError) as caught:
         call(v_pages=problem.v_pages.astype(mx.float16))
     assert caught.value.argument == "v_pages"
+
+
+@pytest.mark.parametrize("backend", ["auto", "cpu", "gather", "reference"])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_every_backend_returns_mlx_arrays(backend: str, dtype: mx.Dtype) -> None:
+    problem = make_problem(lengths=[5, 25, 0], dtype=dtype)
+    tensors = (problem.q, problem.k_pages, problem.v_pages)
+    out, lse = paged_decode(*tensors, **problem.arguments, backend=backend, return_lse=True)
+    problem.check(out, lse)
+    only = paged_decode(*tensors, **problem.arguments, backend=backend)
+    assert isinstance(only, mx.array)
+    problem.check(only, None)
 
 
 @pytest.mark.parametrize("backend", ["cuda", "metal"])

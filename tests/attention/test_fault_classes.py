@@ -120,6 +120,15 @@ def test_index_arguments_of_other_types_are_named(backend: str) -> None:
         assert shape.value.argument == name
 
 
+@pytest.mark.parametrize("tail", [-1, 2**31 - 1, 2**40])
+def test_the_tail_of_indices_is_never_read(backend: str, tail: int) -> None:
+    problem = make_problem(lengths=[3, 40, 0, 17])
+    used = problem.arguments["indices"][: problem.arguments["indptr"][-1]].astype(np.int64)
+    padded = np.concatenate([used, np.full(9, tail)])
+    for indices in (padded, padded.tolist(), mx.array(padded)):
+        problem.check(*run(problem, backend, indices=indices))
+
+
 def test_queries_from_a_fused_projection(backend: str) -> None:
     """`q` is a strided view of a wider array."""
     problem = make_problem(lengths=[5, 33, 18])

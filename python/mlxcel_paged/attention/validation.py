@@ -54,8 +54,11 @@ def invalid_type(argument: str, message: str) -> InvalidTypeError:
     return error
 
 
-def index_array(argument: str, value: IndexArray) -> np.ndarray[Any, Any]:
-    """Returns `value` as contiguous int32 `[n]`; accepts int32 and int64, NumPy, MLX or a sequence, strided or not."""
+def index_array(argument: str, value: IndexArray, num_used: int | None = None) -> np.ndarray[Any, Any]:
+    """Returns `value` as contiguous int32 `[n]`; accepts int32 and int64, NumPy, MLX or a sequence, strided or not.
+
+    Of a value that is longer than `num_used`, the rest may hold anything.
+    """
     if isinstance(value, mx.array):
         if value.dtype not in (mx.int32, mx.int64):
             raise invalid_type(argument, f"expected int32 or int64, got {value.dtype}")
@@ -65,11 +68,12 @@ def index_array(argument: str, value: IndexArray) -> np.ndarray[Any, Any]:
             raise invalid_type(argument, f"expected int32 or int64, got {value.dtype}")
         array = value
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
-        array = np.array([_integer(argument, item) for item in value], np.int64)
+        array = _integers(argument, value[:num_used])
     else:
         raise invalid_type(argument, f"expected an integer array or a sequence of ints, got {type(value).__name__}")
     if array.ndim != 1:
         raise invalid(argument, f"expected one dimension, got shape {array.shape}")
+    array = array[:num_used]
     if array.size and (array.min() < 0 or array.max() > _MAX_INT32):
         raise invalid(argument, f"values must be between 0 and {_MAX_INT32}: {array.min()} to {array.max()}")
     return np.ascontiguousarray(array, np.int32)
@@ -87,7 +91,6 @@ def csr(
 ) -> Csr:
     """Checks every invariant of the CSR view of `batch` rows (None: as many as `indptr` says)."""
     pointers = index_array("indptr", indptr)
-    ids = index_array("indices", indices)
     last = index_array("last_page_len", last_page_len)
     if not len(pointers):
         raise invalid("indptr", "is empty; a batch of no rows is [0]")
@@ -107,9 +110,9 @@ def csr(
     counts = np.diff(pointers.astype(np.int64))
     if (counts < 0).any():
         raise invalid("indptr", f"must not decrease, but does after entry {int(np.argmax(counts < 0))}")
-    if pointers[-1] > len(ids):
-        raise invalid("indices", f"has {len(ids)} entries, but indptr ends at {pointers[-1]}")
-    used = ids[: pointers[-1]]
+    used = index_array("indices", indices, int(pointers[-1]))
+    if pointers[-1] > len(used):
+        raise invalid("indices", f"has {len(used)} entries, but indptr ends at {pointers[-1]}")
     if used.size and used.max() >= num_pages:
         raise invalid("indices", f"page {used.max()} is outside the pool of {num_pages} pages")
     _check_rows(counts, last, first, page_size)
@@ -229,6 +232,14 @@ def sinks(value: Tensor | None, num_qo_heads: int, q_dtype: mx.Dtype) -> mx.arra
     if array.dtype not in (mx.float32, q_dtype):
         raise invalid_type("sinks", f"expected float32 or the queries' {q_dtype}, got {array.dtype}")
     return array
+
+
+def _integers(argument: str, values: Sequence[Any]) -> np.ndarray[Any, Any]:
+    integers = [_integer(argument, value) for value in values]
+    try:
+        return np.array(integers, np.int64)
+    except OverflowError:
+        raise invalid(argument, f"values must be between 0 and {_MAX_INT32}") from None
 
 
 def _integer(argument: str, value: Any) -> int:
