@@ -45,10 +45,6 @@ class DecodeCall:
     def page_size(self) -> int:
         return int(self.k_pages.shape[1 if self.layout == "NHD" else 2])
 
-    @property
-    def num_kv_heads(self) -> int:
-        return int(self.k_pages.shape[2 if self.layout == "NHD" else 1])
-
 
 Result = tuple[mx.array, mx.array | None]
 

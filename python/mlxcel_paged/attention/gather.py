@@ -22,7 +22,7 @@ class GatherIndex:
 
     Attributes:
         page_ids: `[batch, max_pages]` int32; a row is padded with its own first page (0 for an empty row).
-        visible: `[batch, 1, 1, max_pages * page_size]` bool.
+        visible: `[batch, 1, queries, tokens]` bool.
         is_empty: `[batch]` rows without a visible token; None if there is none.
     """
 
@@ -56,6 +56,16 @@ def gather_index(
     return GatherIndex(mx.array(page_ids), mx.array(visible)[:, None, None], is_empty)
 
 
+def prefill_index(page_ids: np.ndarray, num_tokens: int, num_queries: int, window: int | None) -> GatherIndex:
+    """Builds the index of a prompt chunk: the last `num_queries` of the `num_tokens` tokens held in `page_ids`."""
+    position = np.arange(num_tokens - num_queries, num_tokens)[:, None]
+    place = np.arange(num_tokens)
+    visible = place <= position
+    if window is not None:
+        visible &= place > position - window
+    return GatherIndex(mx.array(page_ids)[None], mx.array(visible)[None, None], None)
+
+
 def gather_decode(
     queries: mx.array,
     k_pool: mx.array,
@@ -87,30 +97,22 @@ def gather_prefill(
     queries: mx.array,
     k_pool: mx.array,
     v_pool: mx.array,
-    page_ids: np.ndarray,
+    index: GatherIndex,
     *,
-    num_tokens: int,
     layout: str,
     scale: float,
-    window: int | None = None,
     sinks: mx.array | None = None,
     logits_soft_cap: float = 0.0,
 ) -> mx.array:
     """Attends the last tokens of one sequence, causally.
 
     Args:
-        queries: `[1, num_qo_heads, num_queries, head_dim]`, the last of the `num_tokens` tokens held in `page_ids`.
+        queries: `[1, num_qo_heads, num_queries, head_dim]`.
+        k_pool, v_pool: Pages in `layout`; the tokens that the index sees are all written.
     """
-    ids = mx.array(page_ids)[None]
-    keys = gather_pages(k_pool, ids, layout)[:, :, :num_tokens]
-    values = gather_pages(v_pool, ids, layout)[:, :, :num_tokens]
-    num_queries = queries.shape[2]
-    position = np.arange(num_tokens - num_queries, num_tokens)[:, None]
-    place = np.arange(num_tokens)
-    visible = place <= position
-    if window is not None:
-        visible &= place > position - window
-    index = GatherIndex(ids, mx.array(visible)[None, None], None)
+    num_tokens = index.visible.shape[-1]
+    keys = gather_pages(k_pool, index.page_ids, layout)[:, :, :num_tokens]
+    values = gather_pages(v_pool, index.page_ids, layout)[:, :, :num_tokens]
     return _attend(queries, keys, values, index, scale, sinks, logits_soft_cap, False)[0]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from mlxcel_paged import _core
 from mlxcel_paged.attention import cpu
 from mlxcel_paged.attention.dispatch import Arm, Path, choose_path
-from mlxcel_paged.attention.gather import gather_prefill
+from mlxcel_paged.attention.gather import GatherIndex, gather_prefill, prefill_index
 from mlxcel_paged.attention.outcomes import WRITE_ONLY, Outcomes
 from mlxcel_paged.attention.page_write import write_tokens
 from mlxcel_paged.kvcache.handle import KeyHandle
@@ -32,12 +32,14 @@ class PrefillStep:
         self._paths: list[Path] = []
         self._page_ids: list[np.ndarray[Any, Any]] = []
         self._num_tokens: list[int] = []
+        self._gather_indices: dict[int, GatherIndex] = {}
 
     def begin(self, tables: Sequence[_core.PageTable], start: int) -> None:
         """Stands for the chunk that begins at position `start`; `tables`, one per group, already count its tokens."""
         pools = self._pools
         self.offset = start
         self._is_complete = False
+        self._gather_indices.clear()
         self._page_ids = [np.array(table.pages, np.int32) for table in tables]
         # Head pages are only ever dropped whole, so the first held page holds tokens from its first slot on.
         self._num_tokens = [(table.num_pages - 1) * pools.page_size + table.last_page_len for table in tables]
@@ -112,14 +114,20 @@ class PrefillStep:
             queries,
             k_pool,
             v_pool,
-            page_ids,
-            num_tokens=num_tokens,
+            self._gather_index(group_index, queries.shape[2]),
             layout=LAYOUT,
             scale=scale,
-            window=group.window,
             sinks=sinks,
             logits_soft_cap=logits_soft_cap,
         )
+
+    def _gather_index(self, group: int, num_queries: int) -> GatherIndex:
+        found = self._gather_indices.get(group)
+        if found is None:
+            window = self._pools.layout.groups[group].window
+            found = prefill_index(self._page_ids[group], self._num_tokens[group], num_queries, window)
+            self._gather_indices[group] = found
+        return found
 
 
 def _tokens_first(heads_first: mx.array) -> mx.array:
