@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
@@ -12,23 +11,34 @@ import pytest
 from mlxcel_paged.cli.output import json_document
 
 
-def test_prints_of_libraries_do_not_reach_stdout(capfd: pytest.CaptureFixture[str]) -> None:
-    with json_document(True) as write:
-        print("a library prints")
-        os.write(1, b"a C library prints\n")
-        write({"answer": 42})
-    out, err = capfd.readouterr()
-    assert json.loads(out) == {"answer": 42}
-    assert "a library prints" in err
-    assert "a C library prints" in err
+def _run(script: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert finished.returncode == status, finished.stderr
+    return finished
 
 
-def test_error_inside_leaves_stdout_empty_and_usable(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ZeroDivisionError), json_document(True) as write:  # noqa: PT012
-        write({"half": "done"})
-        raise ZeroDivisionError
-    print("later")
-    assert capfd.readouterr().out == "later\n"
+def test_prints_of_libraries_do_not_reach_stdout() -> None:
+    finished = _run(
+        "import os\nfrom mlxcel_paged.cli.output import json_document\n"
+        "with json_document(True) as write:\n"
+        "    print('a library prints')\n"
+        "    os.write(1, b'a C library prints')\n"
+        "    write({'answer': 42})\n"
+    )
+    assert json.loads(finished.stdout) == {"answer": 42}
+    assert "a library prints" in finished.stderr
+    assert "a C library prints" in finished.stderr
+
+
+def test_error_inside_leaves_stdout_empty() -> None:
+    finished = _run(
+        "from mlxcel_paged.cli.output import json_document\n"
+        "with json_document(True) as write:\n"
+        "    write({'half': 'done'})\n"
+        "    raise SystemExit(3)\n",
+        status=3,
+    )
+    assert finished.stdout == ""
 
 
 def test_nan_is_not_json() -> None:

@@ -29,5 +29,6 @@ def bench_plan(
     for batch in batches:
         for context in contexts:
             progress(f"batch {batch}, context {context}")
-            cases.append(_core.bench_plan(batch, context, page_size))
+            shape = {"batch": batch, "context": context, "page_size": page_size}
+            cases.append({**shape, **_core.bench_plan(batch, context, page_size)})
     return {"environment": environment(), "cases": cases}
