@@ -86,11 +86,13 @@ class ScriptedRunner:
         self.dense: dict[int, list[int]] = {}
         self.released: list[int] = []
         self.max_batch = 0
+        self.num_rows = 0
         self.max_prefill = 0
 
     def launch(self, step: Step) -> _Launch:
         self._raise_if_asked("launch", step)
         self.max_batch = max(self.max_batch, len({sequence.sequence_id for sequence in step.sequences}))
+        self.num_rows += len(step.decode)
         self.max_prefill = max(self.max_prefill, step.num_prefill_tokens)
         launch = _Launch(
             step,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from mlxcel_paged.request import ContextLengthExceededError, FinishReason, InvalidRequestError
 from mlxcel_paged.scheduler import Step
+from mlxcel_paged.scheduler.sequence import Sequence
 
 from .scripted import VOCAB_SIZE, Loop, make_group, solo
 
@@ -177,6 +179,30 @@ def test_the_least_progressed_gives_way_and_the_first_is_never_preempted(loop_of
     while loop.turn():
         assert old.num_preemptions == 0
     assert loop.tokens("old") == solo(prompt_of(2), 17)
+
+
+@depths
+def test_no_row_is_computed_past_max_tokens(loop_of: LoopOf, depth: int) -> None:
+    loop = loop_of([make_group(32, 4)], pipeline_depth=depth)
+    for salt in range(6):
+        loop.add(str(salt), prompt_of(5, salt), 3 + salt)
+    loop.run()
+    assert loop.runner.num_rows == sum(3 + salt for salt in range(6))
+
+
+@depths
+def test_ended_sequences_are_freed_without_the_collector(loop_of: LoopOf, depth: int) -> None:
+    loop = loop_of([make_group(32, 4)], pipeline_depth=depth)
+    gc.collect()
+    gc.disable()
+    try:
+        for salt in range(20):
+            loop.add(str(salt), prompt_of(5, salt), 4)
+        loop.scheduler.abort("19")
+        loop.run()
+        assert not [thing for thing in gc.get_objects() if isinstance(thing, Sequence)]
+    finally:
+        gc.enable()
 
 
 @depths

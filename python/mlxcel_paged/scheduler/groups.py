@@ -127,10 +127,12 @@ class PagedGroups:
         for index, (group, table) in enumerate(zip(self.groups, sequence.tables, strict=True)):
             if group.window is None:
                 continue
-            held = table.pages if in_flight is not None else []
-            group.pool.retain(held)
-            num_retired = len(table.retire_head())
-            if in_flight is not None:
+            if in_flight is None:
+                num_retired = len(table.retire_head())
+            else:
+                held = table.pages
+                group.pool.retain(held)
+                num_retired = len(table.retire_head())
                 group.pool.release(held[num_retired:])
                 in_flight.parting_pages.append((group.pool, held[:num_retired]))
             if num_retired and sequence.slots:

@@ -209,6 +209,11 @@ class Scheduler:
         """Requests in the queue; any thread may ask."""
         return len(self._waiting)
 
+    @property
+    def num_free_places(self) -> int:
+        """Sequences that may be admitted beside the running ones if pages allow; any thread may ask."""
+        return max(0, self.config.max_batch_size - len(self._prefilling) - len(self._decoding))
+
     def stats(self) -> SchedulerStats:
         """Returns a snapshot; any thread may call it."""
         head = self._waiting.head
@@ -329,7 +334,8 @@ class Scheduler:
 
     def _give_way(self) -> None:
         """Frees pages when they are short and no step is in flight: preempts the least-progressed sequence."""
-        holders = self._prefilling + self._decoding
+        active = self._prefilling + self._decoding
+        holders = [sequence for sequence in active if any(table.num_pages for table in sequence.tables)] or active
         victim = choose_victim(holders)
         if len(holders) == 1:
             # Admission clamps every request to the pool, so this one met pages that nobody here holds.
@@ -366,6 +372,7 @@ class Scheduler:
         self.groups.release(sequence)
         if sequence.last_step is not None:
             self._released.append(sequence.sequence_id)
+            sequence.last_step = None  # steps name their sequences: without this both would wait for the collector
 
     def _retire(self, step: Step) -> None:
         if not self._in_flight or self._in_flight[0] is not step:
