@@ -137,6 +137,14 @@ def test_a_row_does_not_depend_on_its_neighbours_or_its_place(xp: Any) -> None:
         assert sample(xp, logits[chosen], [rows[index] for index in chosen]) == [alone[index] for index in chosen]
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_no_numbers_raise_instead_of_choosing_anything(value: float) -> None:
+    logits = logits_of(3)
+    logits[1] = value
+    with pytest.raises(FloatingPointError, match=f"row 1 is {value}"):
+        sample(np, logits, [Row(SamplingParams(temperature=0.0))] * 3)
+
+
 def test_both_array_modules_draw_the_same_tokens() -> None:
     logits = logits_of(64)
     rows = [Row(SamplingParams(temperature=1.2, top_p=0.95, top_k=100), seed=seed) for seed in range(64)]

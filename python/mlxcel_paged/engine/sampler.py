@@ -77,9 +77,18 @@ class Sampler:
 
         Returns:
             [num_rows] integer token ids, of the array module given; lazy with MLX.
+
+        Raises:
+            FloatingPointError: a row's largest logit is not finite. Checked in host memory only: a GPU would have to be
+                waited for.
         """
         xp = self._xp
         tokens = xp.argmax(logits, axis=-1)
+        if xp is np:
+            peaks = np.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+            if not np.isfinite(peaks).all():
+                wrong = int(np.flatnonzero(~np.isfinite(peaks))[0])
+                raise FloatingPointError(f"the largest logit of row {wrong} is {peaks[wrong]}")
         random_rows = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
         if not random_rows:
             return tokens
