@@ -181,7 +181,9 @@ def test_when_the_thread_cannot_go_on_every_waiter_is_answered_at_once(
     assert engine.state == "failed"
     with pytest.raises(EngineFailedError):
         engine.submit(request("late", [1]), inbox)
-    assert engine.stats().kv_pages_used == 0
+    stats = engine.stats()
+    assert (stats.kv_pages_used, stats.num_requests_running, stats.num_requests_waiting) == (0, 0, 0)
+    assert stats.num_steps > 0
 
 
 def test_a_listener_that_raises_loses_its_request_alone(start_engine: StartEngine) -> None:

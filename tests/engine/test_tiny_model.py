@@ -7,19 +7,27 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from mlxcel_paged.config import EngineConfig
 from mlxcel_paged.engine import Engine
 from mlxcel_paged.engine.build import build_core_over
-from mlxcel_paged.engine.core import EngineCore
+from mlxcel_paged.engine.core import EngineCore, EngineModel
+from mlxcel_paged.engine.decode_tokens import DecodeTokens
+from mlxcel_paged.engine.dense_runner import DenseRunner
 from mlxcel_paged.engine.errors import EngineFailedError
 from mlxcel_paged.engine.offline import generate
+from mlxcel_paged.engine.paged_runner import PagedRunner
+from mlxcel_paged.engine.storage import StorageChoice
 from mlxcel_paged.errors import BudgetTooSmallError
+from mlxcel_paged.models.dense_model import DenseModel
+from mlxcel_paged.models.paged_model import PagedModel
 from mlxcel_paged.request import FinishReason, SamplingParams
+from mlxcel_paged.scheduler import PagedGroup, Scheduler, SchedulerConfig
 
 from .conftest import Inbox, check_drained, request
-from .tiny_models import VOCAB_SIZE, load_tiny
+from .tiny_models import MAX_CONTEXT, VOCAB_SIZE, load_tiny
 
 ARMS: dict[str, dict[str, Any]] = {
     "fused": {"decode_storage": "paged", "arm": "fused"},
@@ -133,6 +141,62 @@ def test_a_pool_that_is_short_preempts_and_gives_the_same_tokens(engine_of: Call
     assert 0 < short.stats().num_preemptions - before <= 8
     clamped = generate(short, [prompt_of(50)], SamplingParams(temperature=0.0, ignore_eos=True))[0]
     assert len(clamped.token_ids) == 64 - 50 + 1
+
+
+@pytest.mark.parametrize("storage", ["paged", "dense"])
+def test_one_step_ahead_gives_the_same_tokens(engine_of: Callable[..., Engine], storage: str) -> None:
+    expected_engine = engine_of("gemma3_text", **ARMS["fused"])
+    prompts = [prompt_of(length, salt=2) for length in LENGTHS]
+    sampling = [
+        SamplingParams(max_tokens=20 + index, temperature=0.0 if index % 2 else 0.9, seed=index)
+        for index in range(len(prompts))
+    ]
+    expected = [completion.token_ids for completion in generate(expected_engine, prompts, sampling)]
+    engine = Engine(EngineConfig(page_size=8, prefill_chunk=16), build=functools.partial(one_step_ahead, storage))
+    engine.start()
+    engine.wait_until_ready(120)
+    assert [completion.token_ids for completion in generate(engine, prompts, sampling)] == expected
+    check_drained(engine)
+    assert engine.stop(timeout_s=60)
+
+
+def one_step_ahead(storage: str, config: EngineConfig) -> EngineCore:
+    """A core whose sampled tokens stay lazy and whose pipeline is one step deep, as on a GPU."""
+    loaded = load_tiny("gemma3_text")
+    tokens = DecodeTokens(mx, on_cpu=False)
+    groups: list[PagedGroup] = []
+    runner: PagedRunner | DenseRunner
+    if storage == "paged":
+        model = PagedModel(loaded, num_pages=200, page_size=8, max_slots=4, max_context=MAX_CONTEXT)
+        groups = [
+            PagedGroup(pool, plan, 8, group.window)
+            for pool, plan, group in zip(model.page_pools, model.plans, model.layout.groups, strict=True)
+        ]
+        runner = PagedRunner(model, tokens)
+    else:
+        runner = DenseRunner(DenseModel(loaded), tokens)
+    limits = SchedulerConfig(
+        max_batch_size=4,
+        max_context=MAX_CONTEXT,
+        vocab_size=VOCAB_SIZE,
+        prefill_chunk=16,
+        eos_token_ids=frozenset(loaded.tokenizer.eos_token_ids),
+        pipeline_depth=1,
+    )
+    view = EngineModel("tiny", loaded.tokenizer, VOCAB_SIZE, MAX_CONTEXT, "cpu", StorageChoice("dense", 4, ""), None)
+    return EngineCore(view, Scheduler(limits, groups), runner)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_the_pools_take_what_was_planned(family: str) -> None:
+    config = EngineConfig(page_size=8, prefill_chunk=16, kv_cache_budget=1 << 20)
+    core = build_core_over(config, load_tiny(family))
+    memory = core.model.memory
+    assert memory is not None
+    assert isinstance(core.runner, PagedRunner)
+    assert core.runner._model.pools.nbytes == memory.pool_bytes
+    assert memory.total_bytes <= 1 << 20
+    assert core.scheduler.stats().num_pages == memory.num_pages
 
 
 def test_the_end_of_sequence_token_ends_a_request(engine_of: Callable[..., Engine]) -> None:

@@ -7,21 +7,19 @@ the thread itself cannot go on, the state turns to `failed` for good and every r
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlxcel_paged._core import CorruptionError
 from mlxcel_paged.config import EngineConfig
 from mlxcel_paged.engine.core import EngineCore, EngineModel
 from mlxcel_paged.engine.errors import EngineFailedError, EngineNotReadyError
-from mlxcel_paged.engine.mlx_thread import run_on_mlx_thread
+from mlxcel_paged.engine.mlx_thread import run_on_mlx_thread, stop_at_exit
 from mlxcel_paged.engine.stats import EngineState, EngineStats
 from mlxcel_paged.request import FinishReason, InvalidRequestError, QueueFullError, Request, TokenEvent
 from mlxcel_paged.scheduler import SchedulerStats, Step
@@ -29,16 +27,6 @@ from mlxcel_paged.scheduler import SchedulerStats, Step
 logger = logging.getLogger("mlxcel_paged")
 
 OnEvent = Callable[[TokenEvent], None]
-
-_running: weakref.WeakSet[Engine] = weakref.WeakSet()
-_EXIT_TIMEOUT_S = 10.0
-
-
-@atexit.register
-def _stop_all() -> None:
-    """Stops engines before the interpreter goes: a thread that comes back from MLX later could not take the GIL."""
-    for engine in list(_running):
-        engine.stop(timeout_s=_EXIT_TIMEOUT_S)
 
 
 @dataclass(slots=True)
@@ -78,6 +66,8 @@ class Engine:
         self._inbox: deque[Request | tuple[str, FinishReason]] = deque()
         self._num_inbox_requests = 0
         self._stopping: bool | None = None  # None: no; True: drain first; False: abort first
+        self._last_stats = SchedulerStats()
+        self._last_launches: dict[str, int] = {}
         # Written by the engine's thread alone:
         self._num_failed_steps = 0
         self._busy_s = 0.0
@@ -103,7 +93,7 @@ class Engine:
             from mlxcel_paged.engine.build import build_core
 
             self._build = build_core
-        _running.add(self)
+        stop_at_exit(self)
         self._ended = run_on_mlx_thread(self._run)
 
     def wait_until_ready(self, timeout_s: float | None = None) -> EngineModel:
@@ -157,9 +147,12 @@ class Engine:
         scheduler.check(request)
         with self._wake:
             self._ready_core()
+            if self._stopping is not None:
+                raise EngineNotReadyError("the engine is stopping")
             if request.request_id in self._listeners:
                 raise InvalidRequestError("request_id", request.request_id, "unique among the requests that are alive")
-            num_waiting = scheduler.num_waiting + self._num_inbox_requests
+            # Requests that a free place is there for do not wait, they only were not seen yet.
+            num_waiting = scheduler.num_waiting + self._num_inbox_requests - scheduler.num_free_places
             if self._max_queued_requests is not None and num_waiting >= self._max_queued_requests:
                 raise QueueFullError(num_waiting)
             self._listeners[request.request_id] = on_event
@@ -182,7 +175,7 @@ class Engine:
         """Returns a snapshot."""
         with self._wake:
             core, state, num_inbox_requests = self._core, self._state, self._num_inbox_requests
-        scheduler = SchedulerStats() if core is None else core.scheduler.stats()
+        scheduler = self._last_stats if core is None else core.scheduler.stats()
         started_at = self._step_started_at
         return EngineStats(
             state=state,
@@ -197,7 +190,7 @@ class Engine:
             num_finished=scheduler.num_finished,
             num_steps=scheduler.num_steps,
             num_failed_steps=self._num_failed_steps,
-            decode_launches={} if core is None else core.runner.outcomes(),
+            decode_launches=self._last_launches if core is None else core.runner.outcomes(),
             busy_s=self._busy_s,
             model_s=self._model_s,
             step_age_s=0.0 if started_at is None else time.monotonic() - started_at,
@@ -230,8 +223,6 @@ class Engine:
             raise EngineFailedError(str(self._failure)) from self._failure
         if self._core is None or self._state is not EngineState.READY:
             raise EngineNotReadyError(f"the engine is {self._state}")
-        if self._stopping is not None:
-            raise EngineNotReadyError("the engine is stopping")
         return self._core
 
     # the engine's thread
@@ -249,7 +240,8 @@ class Engine:
             del core
         except BaseException as error:
             logger.critical("the engine failed", exc_info=error)
-            self._close(EngineState.FAILED, error)
+            # The traceback would keep the model and its pages alive for as long as the engine is.
+            self._close(EngineState.FAILED, error.with_traceback(None))
         else:
             self._close(EngineState.STOPPED, None)
 
@@ -337,8 +329,10 @@ class Engine:
 
     def _deliver(self, core: EngineCore, events: list[TokenEvent]) -> None:
         """Hands out events and lets the runner forget the sequences that ended."""
-        for event in events:
-            self._answer(core, event)
+        while events:
+            for event in events:
+                self._answer(core, event)
+            events = core.scheduler.take_events()  # a listener that raised has aborted its request
         released = core.scheduler.take_released()
         if released:
             core.runner.release(released)
@@ -363,6 +357,11 @@ class Engine:
     def _close(self, state: EngineState, error: BaseException | None) -> None:
         """Ends the engine for good: first the state that refuses requests, then an answer for every one alive."""
         with self._wake:
+            if self._core is not None:
+                # Counters stay readable; what was held is given back with the core.
+                stats = self._core.scheduler.stats()
+                self._last_stats = replace(stats, num_running=0, num_waiting=0, num_pages_used=(), oldest_wait_s=0.0)
+                self._last_launches = self._core.runner.outcomes()
             self._state, self._failure, self._core = state, error, None
             listeners, self._listeners = self._listeners, {}
             self._inbox.clear()

@@ -7,12 +7,26 @@ active exception` (mlx 0.32.4, CPython 3.11; joining the thread does not help). 
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import weakref
 from collections.abc import Callable
+from typing import Protocol
+
+_EXIT_TIMEOUT_S = 10.0
 
 _lock = threading.Lock()
 _parked: list[_Worker] = []
+
+
+class Stoppable(Protocol):
+    """What runs on such a thread for long."""
+
+    def stop(self, *, timeout_s: float | None = None) -> bool: ...
+
+
+_running: weakref.WeakSet[Stoppable] = weakref.WeakSet()
 
 
 class _Worker:
@@ -43,3 +57,14 @@ def run_on_mlx_thread(task: Callable[[], None]) -> threading.Event:
         worker = _parked.pop() if _parked else None
     (worker or _Worker()).tasks.put((task, ended))
     return ended
+
+
+def stop_at_exit(engine: Stoppable) -> None:
+    """Stops `engine` when the interpreter ends: a thread that came back from MLX later could not take the GIL."""
+    _running.add(engine)
+
+
+@atexit.register
+def _stop_all() -> None:
+    for engine in list(_running):
+        engine.stop(timeout_s=_EXIT_TIMEOUT_S)
