@@ -1,0 +1,117 @@
+"""Decode attention on one NVIDIA GPU: our kernel beside FlashInfer, XQA and a plain reader, in one process.
+
+Every arm runs over the same rotated pools (more than 400 MB), as CUDA-graph replays, and is checked against an f64
+reference first. Times are medians. Useful bytes are K and V of the visible tokens.
+
+    PYTHONPATH=python python benchmarks/bench_decode_cuda.py --out result.json [--cells 32/8] [--arms ours,roof,flashinfer,xqa]
+
+Needs torch; the peers need flashinfer-python 0.6.1 and nvcc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import decode_cuda_arms as arms
+import torch
+from decode_cuda_cells import CELLS, Cell
+
+TOLERANCE = 1.5e-3
+READER_BLOCKS = (1, 2, 4, 8)
+
+
+def measure(make: Callable[[], arms.Arm], pools: arms.Pools, samples: int) -> dict[str, object]:
+    """One arm of one cell: its time, or why there is none."""
+    try:
+        arm = make()
+        error = None
+        if arm.output is not None:
+            arm.launch(0)
+            wanted = arms.reference(pools, arm.page_size, arm.layout)
+            difference = (arm.output().double() - wanted).abs().amax(-1) / wanted.abs().amax(-1)
+            error = float(difference.max())
+            if not error <= TOLERANCE:
+                return {"arm": arm.name, "failed": f"error {error} exceeds {TOLERANCE}"}
+        us = arms.median_us(arm, pools.num_pools, samples)
+    except Exception as problem:  # a peer that cannot serve a shape is a result, not the end of the run
+        return {"failed": "".join(traceback.format_exception_only(problem)).strip()[:500]}
+    gb_per_s = pools.cell.useful_bytes / us / 1e3
+    return {"arm": arm.name, "us": round(us, 3), "gb_per_s": round(gb_per_s), "error": error}
+
+
+def run_cell(cell: Cell, wanted: set[str], reader: arms.Reader, samples: int) -> dict[str, object]:
+    pools = arms.Pools(cell)
+    plain = cell.context is None
+    makers: list[Callable[[], arms.Arm]] = []
+    if "ours" in wanted:
+        makers += [lambda: arms.ours(pools, 16, "HND"), lambda: arms.ours(pools, 64, "HND")]
+        makers += [lambda: arms.ours(pools, 16, "NHD")]
+    if "flashinfer" in wanted and plain:
+        makers.append(lambda: arms.flashinfer(pools))
+    if "xqa" in wanted and plain:
+        makers += [lambda: arms.xqa(pools, 16), lambda: arms.xqa(pools, 64)]
+    names = ["ours p16", "ours p64", "ours p16 NHD"] if "ours" in wanted else []
+    names += ["flashinfer p16"] if "flashinfer" in wanted and plain else []
+    names += ["xqa p16", "xqa p64"] if "xqa" in wanted and plain else []
+    results = {name: measure(make, pools, samples) for name, make in zip(names, makers, strict=True)}
+    if "roof" in wanted:
+        # As with the others, a launch reads one pool; the reader gets the best of several grids.
+        tried = [measure(lambda n=n: reader.arm(pools, n), pools, samples) for n in READER_BLOCKS]
+        results["roof"] = min(tried, key=lambda result: result.get("us", float("inf")))
+    return {"cell": cell.name, "useful_bytes": cell.useful_bytes, "num_pools": pools.num_pools, "arms": results}
+
+
+def row_text(row: dict) -> str:
+    times = {name: result.get("us") for name, result in row["arms"].items()}
+    best = min((us for name, us in times.items() if us and name.startswith("ours")), default=None)
+    parts = [f"{row['cell']:26}"]
+    for name, us in times.items():
+        parts.append(f"{name} {us:.2f}" if us else f"{name} failed")
+        if us and best and not name.startswith("ours"):
+            parts[-1] += f" ({us / best:.3f}x)"
+    return " | ".join(parts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--cells", default="", help="comma-separated starts of cell names; all when empty")
+    parser.add_argument("--arms", default="ours,roof,flashinfer,xqa")
+    parser.add_argument("--samples", type=int, default=21)
+    options = parser.parse_args()
+    starts = tuple(options.cells.split(","))
+    wanted = set(options.arms.split(","))
+    reader = arms.Reader()
+    rows = []
+    for cell in CELLS:
+        if not cell.name.startswith(starts):
+            continue
+        rows.append(run_cell(cell, wanted, reader, options.samples))
+        torch.cuda.empty_cache()
+        print(row_text(rows[-1]), flush=True)
+    device = torch.cuda.get_device_properties(0)
+    document = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.argv]),
+        "device": device.name,
+        "multiprocessors": device.multi_processor_count,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "samples": options.samples,
+        "rows": rows,
+    }
+    options.out.write_text(json.dumps(document, indent=1))
+    failed = [row["cell"] for row in rows if any("failed" in result for result in row["arms"].values())]
+    if failed:
+        print("arms failed in:", ", ".join(failed))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+// Paged decode attention: one query token a row, the whole batch in one launch. Grid: num_workers * num_kv_heads blocks
+// of kNumThreads threads, kSharedBytes of dynamic shared memory. Split-KV as in FlashDecoding; the plan decides where.
+#include "append.cuh"
+#include "kv_stream.cuh"
+#include "merge.cuh"
+
+namespace mlxcel {
+
+// Code size is latency here: a launch starts with cold instruction caches and a small batch runs most of the code once.
+// Hence one copy of the fetching code, which serves the filling of the ring too (steps below zero of the first item).
+__device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shared) {
+  int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  int worker = blockIdx.x / args.num_kv_heads, kv_head = blockIdx.x % args.num_kv_heads;
+  u32 ring = shared_address(shared) + warp * kWarpRingBytes;
+  float* exchange_floats = reinterpret_cast<float*>(shared + kRingBytes);
+  Exchange exchange = {exchange_floats, exchange_floats + kExchangeFloats,
+                       reinterpret_cast<int*>(exchange_floats + kExchangeFloats + kStateFloats)};
+  ScoreTransform transform = {args.scale_log2, args.soft_cap_log2, args.soft_cap_inverse2};
+
+  KvStream stream(args, worker, kv_head, warp, ring);
+  int stage = 0, step = -kNumStages;
+#pragma unroll 1
+  for (int index = worker; index < args.num_items; index += args.num_workers) {
+    WorkItem item;
+    Span span;
+    Query query;
+    AppendedToken appended;
+    WarpSoftmax state;
+#pragma unroll 1
+    for (;; ++step) {
+      u32 keys = ring + stage * kSliceBytes;
+      float scores[kHeadTiles][4];
+      if (step == 0) {
+        item = load_item(args, index);
+        if (!(item.flags & kItemValid)) return;
+        span = resolve_span(args, item, warp);
+        query.load(args, item.out_row, kv_head, exchange.out);
+        appended.load(args, item, span, kv_head, warp);
+        state.clear();
+      }
+      if (step >= 0) {
+        if (step >= span.num_slices) break;
+        // In flight behind this slice's K: its V and both matrices of the kNumStages - 1 slices after it.
+        copy_async_wait<2 * kNumStages - 1>();
+        __syncwarp();
+        appended.patch_k(step, keys);
+        score_slice(scores, query, keys, lane);
+        __syncwarp();  // every lane has read K: its place may be filled again
+      }
+      stream.prepare();
+      stream.issue_k(stage);
+      if (step >= 0) {
+        int token = span.token(warp, step);
+        state.update(scores, transform, span.begin - token, span.end - token, lane >> 2);
+        copy_async_wait<2 * kNumStages - 1>();
+        __syncwarp();
+        appended.patch_v(step, keys + kMatrixBytes);
+        accumulate_slice(state, scores, keys + kMatrixBytes, lane);
+        __syncwarp();
+      }
+      stream.issue_v(stage);
+      stage = stage + 1 == kNumStages ? 0 : stage + 1;
+    }
+    state.finish();
+    write_item(args, exchange, item, kv_head, state);
+    if (item.num_splits > 1 && arrives_last(args, exchange, item, kv_head)) {
+      merge_row(args, item, kv_head);
+    }
+    step = 0;
+  }
+}
+
+}  // namespace mlxcel
+
+// Inputs, then outputs, then by-value scalars: the order that MLX's precompiled kernels pass. See DecodeArgs.
+extern "C" __global__ void __launch_bounds__(mlxcel::kNumThreads, 1)
+    mlxcel_paged_decode(const mlxcel::u16* q, const mlxcel::u16* k_new, const mlxcel::u16* v_new, mlxcel::u16* k_pages,
+                        mlxcel::u16* v_pages, const int* page_table, const int* lengths, const int* first_page_offsets,
+                        const int* work_items, const float* sinks, float* partial_out, float* partial_state,
+                        int* arrivals, mlxcel::u16* out, float* lse, int num_items, int num_workers, int num_kv_heads,
+                        int group_size, int page_size_log2, int page_table_stride, int q_row_stride, int new_row_stride,
+                        int page_stride, int head_stride, int token_stride, int window, int options, float scale_log2,
+                        float soft_cap_log2, float soft_cap_inverse2) {
+  extern __shared__ __align__(128) char shared[];
+  mlxcel::DecodeArgs args = {q,          k_new,           v_new,          k_pages,      v_pages,      page_table,
+                             lengths,    first_page_offsets, work_items,  sinks,        partial_out,  partial_state,
+                             arrivals,   out,             lse,            num_items,    num_workers,  num_kv_heads,
+                             group_size, page_size_log2,  page_table_stride, q_row_stride, new_row_stride, page_stride,
+                             head_stride, token_stride,   window,         options,      scale_log2,   soft_cap_log2,
+                             soft_cap_inverse2};
+  mlxcel::decode_worker(args, shared);
+}

@@ -1,0 +1,66 @@
+// The query heads of one KV head as the second tensor-core operand, Q^T: in registers, or in shared memory where the
+// accumulators of D 256 with more than 8 heads leave no registers for it.
+#pragma once
+#include "work_item.cuh"
+
+namespace mlxcel {
+
+constexpr bool kQueryInShared = kHeadDim * kHeadTiles > 256;
+static_assert(!kQueryInShared || kMaxGroupSize * kRowBytes <= kExchangeFloats * 4);
+
+class Query {
+ public:
+  // `area` is the exchange area of the block, which is idle while an item is being walked.
+  __device__ __forceinline__ void load(const DecodeArgs& args, int row, int kv_head, float* area) {
+    int lane = threadIdx.x & 31;
+    const u16* source = args.q + static_cast<i64>(row) * args.q_row_stride +
+                        static_cast<i64>(kv_head) * args.group_size * kHeadDim;
+    if constexpr (kQueryInShared) {
+      area_ = shared_address(area);
+      __syncthreads();  // the previous item's reduction has read the area
+      u32* words = reinterpret_cast<u32*>(area);
+      for (int index = threadIdx.x; index < kMaxGroupSize * kRowBytes / 4; index += kNumThreads) {
+        int head = index / (kRowBytes / 4), word = index % (kRowBytes / 4);
+        u32 value = head < args.group_size ? reinterpret_cast<const u32*>(source)[index] : 0u;
+        words[chunk_offset(head, word / 4) / 4 + word % 4] = value;
+      }
+      __syncthreads();
+    } else {
+#pragma unroll
+      for (int tile = 0; tile < kHeadTiles; ++tile) {
+        int head = tile * kTileHeads + (lane >> 2);
+        bool used = head < args.group_size;
+        const u16* words = source + head * kHeadDim + 2 * (lane & 3);
+#pragma unroll
+        for (int dim = 0; dim < kDimTiles; ++dim) {
+          words_[dim][tile][0] = used ? *reinterpret_cast<const u32*>(words + dim * 16) : 0u;
+          words_[dim][tile][1] = used ? *reinterpret_cast<const u32*>(words + dim * 16 + 8) : 0u;
+        }
+      }
+    }
+  }
+
+  // Both tiles of one step of 16 dims: lane holds head lane / 4, dims 2 * (lane % 4) (+ 1) and the same + 8.
+  __device__ __forceinline__ void fragment(int dim, u32 (&words)[kHeadTiles][2]) const {
+    if constexpr (kQueryInShared) {
+      int lane = threadIdx.x & 31;
+      int row = (lane & 7) + ((lane >> 4) & 1) * 8, chunk = 2 * dim + ((lane >> 3) & 1);
+      u32 loaded[4];
+      load_matrix_x4(loaded, area_ + chunk_offset(row, chunk));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[(i >> 1) % kHeadTiles][i & 1] = loaded[i];
+    } else {
+#pragma unroll
+      for (int tile = 0; tile < kHeadTiles; ++tile) {
+        words[tile][0] = words_[dim][tile][0];
+        words[tile][1] = words_[dim][tile][1];
+      }
+    }
+  }
+
+ private:
+  u32 words_[kQueryInShared ? 1 : kDimTiles][kHeadTiles][2];
+  u32 area_;
+};
+
+}  // namespace mlxcel

@@ -1,0 +1,27 @@
+"""CUDA decode kernel: its variants, their compilation, launch and work list. The kernel itself is in `kernels/cuda`."""
+
+from .launch import CudaFunction, DecodeArguments, DecodeKernel
+from .nvrtc import ENTRY_POINT, Compiled, CompileError, NvrtcNotFoundError, compile_source, compile_variant, source_dir
+from .variant import ARCHITECTURES, HEAD_DIMS, PAGE_SIZES, KernelVariant, all_variants, shared_limit
+from .work_list import WorkList, balanced_work_list
+
+__all__ = [
+    "ARCHITECTURES",
+    "ENTRY_POINT",
+    "HEAD_DIMS",
+    "PAGE_SIZES",
+    "CompileError",
+    "Compiled",
+    "CudaFunction",
+    "DecodeArguments",
+    "DecodeKernel",
+    "KernelVariant",
+    "NvrtcNotFoundError",
+    "WorkList",
+    "all_variants",
+    "balanced_work_list",
+    "compile_source",
+    "compile_variant",
+    "shared_limit",
+    "source_dir",
+]
