@@ -3,7 +3,7 @@
 Every arm runs over the same rotated pools (more than 400 MB), as CUDA-graph replays, and is checked against an f64
 reference first. Times are medians. Useful bytes are K and V of the visible tokens.
 
-    PYTHONPATH=python python benchmarks/bench_decode_cuda.py --out result.json [--cells 32/8] [--arms ours,roof,flashinfer,xqa]
+    python benchmarks/bench_decode_cuda.py --out result.json [--cells 32/8] [--arms ours,roof,flashinfer,xqa]
 
 Needs torch; the peers need flashinfer-python 0.6.1 and nvcc.
 """

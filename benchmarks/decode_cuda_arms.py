@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from decode_cuda_cells import Cell
+
 from mlxcel_paged.kernels_cuda import (
     CudaFunction,
     DecodeArguments,
@@ -60,7 +61,7 @@ class Pools:
         return tensor[pool].view(-1, *inner, dim)
 
     def page_table(self, page_size: int) -> torch.Tensor:
-        """int32 [B, pages]: shuffled pages. Rows of a windowed cell repeat ids outside the window, where nothing reads."""
+        """int32 [B, pages]: shuffled pages. Outside its window a row repeats id 0, which nothing reads."""
         cell = self.cell
         num_pages = self.pages_of_64 * 64 // page_size
         order = np.random.default_rng(3).permutation(num_pages)
@@ -148,8 +149,7 @@ def ours(
         )
         kernel.launch(arguments, torch.cuda.current_stream().cuda_stream)
 
-    arm = Arm(name or f"ours p{page_size}", launch, lambda: keep[6], page_size, layout)
-    return arm
+    return Arm(name or f"ours p{page_size}", launch, lambda: keep[6], page_size, layout)
 
 
 def flashinfer(pools: Pools) -> Arm:
@@ -262,7 +262,7 @@ class Reader:
 
         def launch(pool: int) -> None:
             pointers = (pools.k[pool].data_ptr(), pools.v[pool].data_ptr(), self._out.data_ptr())
-            self._function.launch(blocks, 512, pointers, (count,), torch.cuda.current_stream().cuda_stream)
+            self._function.launch((blocks, 1), 512, pointers, (count,), torch.cuda.current_stream().cuda_stream)
 
         return Arm(f"reader x{blocks_per_multiprocessor}", launch, None, 0, "")
 

@@ -11,7 +11,7 @@ MIXED = (700, 4096, 9001, 30000)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One shape. `lengths` are visible tokens a row; with `context`, rows hold that many and see `lengths` by window."""
+    """One shape. `lengths` are visible tokens a row; with `context`, rows hold that many and see `lengths` of them."""
 
     name: str
     lengths: tuple[int, ...]

@@ -7,45 +7,43 @@ namespace mlxcel {
 
 static_assert(kRowChunks <= kWarpSize, "one chunk a lane");
 
-class AppendedToken {
- public:
-  __device__ __forceinline__ void load(const DecodeArgs& args, const WorkItem& item, const Span& span, int kv_head,
-                                       int warp) {
-    int lane = threadIdx.x & 31;
-    step_ = -1;
-    if (!span.append) return;
-    int token = span.end - 1;
-    int turn = token / kSliceTokens - span.first_slice;
-    if (turn % kNumWarps != warp) return;
-    step_ = turn / kNumWarps;
-    place_ = chunk_offset(token % kSliceTokens, lane);
-    if (lane >= kRowChunks) return;
+// Offset of this lane's chunk of the row's new token in k_new and v_new.
+__device__ __forceinline__ i64 new_token_offset(const DecodeArgs& args, const WorkItem& item, int kv_head) {
+  int lane = threadIdx.x & 31;
+  return static_cast<i64>(item.out_row) * args.new_row_stride + kv_head * kHeadDim + lane * 8;
+}
+
+// Stores the token if this warp owns it. Returns the warp's step that the token is in, -1 for all other warps.
+__device__ __forceinline__ int append_token(const DecodeArgs& args, const WorkItem& item, const Span& span, int kv_head,
+                                            int warp) {
+  if (!span.append) return -1;
+  int lane = threadIdx.x & 31, token = span.end - 1;
+  u32 turn = static_cast<u32>(token) / kSliceTokens - span.first_slice;
+  if (turn % kNumWarps != warp) return -1;
+  if (lane < kRowChunks) {
     int page = load_plan(args.page_table + static_cast<i64>(item.slot) * args.page_table_stride +
                          (token >> args.page_size_log2));
-    i64 source = static_cast<i64>(item.out_row) * args.new_row_stride + kv_head * kHeadDim + lane * 8;
-    key_ = *reinterpret_cast<const Int4*>(args.k_new + source);
-    value_ = *reinterpret_cast<const Int4*>(args.v_new + source);
+    i64 source = new_token_offset(args, item, kv_head);
+    Int4 key = load_once(args.k_new + source), value = load_once(args.v_new + source);
     int in_page = token & ((1 << args.page_size_log2) - 1);
     i64 target = static_cast<i64>(page) * args.page_stride + kv_head * args.head_stride + in_page * args.token_stride +
                  lane * 8;
-    *reinterpret_cast<Int4*>(args.k_pages + target) = key_;
-    *reinterpret_cast<Int4*>(args.v_pages + target) = value_;
+    store(args.k_pages + target, key);
+    store(args.v_pages + target, value);
   }
+  return turn / kNumWarps;
+}
 
-  // Call once the matrix of slice `step` has arrived, with zeros in the appended token's row.
-  __device__ __forceinline__ void patch_k(int step, u32 matrix) const { patch(step, matrix, key_); }
-  __device__ __forceinline__ void patch_v(int step, u32 matrix) const { patch(step, matrix, value_); }
-
- private:
-  __device__ __forceinline__ void patch(int step, u32 matrix, const Int4& row) const {
-    if (step != step_) return;
-    if ((threadIdx.x & 31) < kRowChunks) store_shared(matrix + place_, row);
-    __syncwarp();
+// Puts the token into a matrix that has arrived with zeros in its row. The bits are read again, from L1: registers are
+// short in the loop that calls this.
+__device__ __forceinline__ void patch_token(const DecodeArgs& args, const WorkItem& item, const Span& span, int kv_head,
+                                            const u16* newest, u32 matrix) {
+  int lane = threadIdx.x & 31;
+  if (lane < kRowChunks) {
+    u32 place = chunk_offset((span.end - 1) & (kSliceTokens - 1), lane);
+    store_shared(matrix + place, load_once(newest + new_token_offset(args, item, kv_head)));
   }
-
-  int step_;  // of this warp in the item; -1 when another warp or item owns the token
-  u32 place_;
-  Int4 key_, value_;
-};
+  __syncwarp();
+}
 
 }  // namespace mlxcel

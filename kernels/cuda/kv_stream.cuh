@@ -10,41 +10,44 @@ constexpr int kIdWindow = kWarpSize / 2;
 constexpr int kCopiesPerLane = kSliceTokens * kRowChunks / kWarpSize;  // of 16 bytes, for K and again for V
 static_assert(kSliceTokens * kRowChunks % kWarpSize == 0);
 
+// Up to kIdWindow slices of one item.
+struct Segment {
+  Span span;
+  const int* row_pages;  // page ids of the item's row
+  int step, end;         // slices of the span, as counted by this warp
+  int ids;               // lane j: page of half j % 2 of slice step + j / 2, counted from the segment's start
+};
+
 class KvStream {
  public:
   __device__ __forceinline__ KvStream(const DecodeArgs& args, int worker, int head, int warp, u32 ring)
-      : args_(args),
-        head_(head),
-        warp_(warp),
-        lane_(threadIdx.x & 31),
-        ring_(ring),
-        index_(worker - args.num_workers),
-        step_(0),
-        live_(true) {
-    span_.num_slices = 0;
+      : args_(args), head_(head), warp_(warp), lane_(threadIdx.x & 31), ring_(ring), index_(worker) {
+    next_.span.num_slices = next_.end = now_.step = now_.end = taken_ = 0;
+    live_ = true;
+    find_next();
   }
-
-  // False once the work list has ended.
-  __device__ __forceinline__ bool live() const { return live_; }
 
   // Fixes the source of the next slice. Afterwards issue_k and issue_v fetch it, or nothing when the list has ended.
   __device__ __forceinline__ void prepare() {
-    while (live_ && step_ >= span_.num_slices) enter_next_item();
+    if (now_.step == now_.end) {
+      now_ = next_;
+      taken_ = 0;
+      live_ = now_.step < now_.end;
+    }
     if (!live_) return;
-    if (step_ % kIdWindow == 0) load_ids();
-    int source = 2 * (step_ % kIdWindow);
-    int low_page = __shfl_sync(kFullMask, ids_, source);
-    int high_page = __shfl_sync(kFullMask, ids_, source + 1);
-    int token = span_.token(warp_, step_);
-    int first_row = max(0, span_.begin - token);
-    int end_row = min(kSliceTokens, span_.end - (span_.append ? 1 : 0) - token);
+    int low_page = __shfl_sync(kFullMask, now_.ids, 2 * taken_);
+    int high_page = __shfl_sync(kFullMask, now_.ids, 2 * taken_ + 1);
+    const Span& span = now_.span;
+    int token = span.token(warp_, now_.step);
+    int first_row = max(0, span.begin - token);
+    int end_row = min(kSliceTokens, span.end - (span.append ? 1 : 0) - token);
     hidden_ = ~(((1u << max(end_row, 0)) - 1) & ~0u << first_row);
     // A half without a visible token may have no page: it borrows the other's address and is not read.
     if (first_row >= kHalfTokens) low_page = high_page;
     if (end_row <= kHalfTokens) high_page = low_page;
     low_ = address(low_page, token);
     high_ = address(high_page, token + kHalfTokens);
-    ++step_;
+    ++now_.step;
   }
 
   __device__ __forceinline__ void issue_k(int stage) const {
@@ -52,29 +55,42 @@ class KvStream {
     copy_async_commit();
   }
 
-  __device__ __forceinline__ void issue_v(int stage) const {
+  __device__ __forceinline__ void issue_v(int stage) {
     if (live_) issue(args_.v_pages, ring_ + stage * kSliceBytes + kMatrixBytes);
     copy_async_commit();
+    // Page ids are under way a whole segment before their use: behind a full ring a load can take microseconds.
+    if (taken_++ == 0 && live_) find_next();
   }
 
  private:
-  __device__ __forceinline__ void enter_next_item() {
-    index_ += args_.num_workers;
-    live_ = index_ < args_.num_items;
-    if (!live_) return;
-    WorkItem item = load_item(args_, index_);
-    live_ = (item.flags & kItemValid) != 0;
-    if (!live_) return;
-    step_ = 0;
-    row_pages_ = args_.page_table + static_cast<i64>(item.slot) * args_.page_table_stride;
-    span_ = resolve_span(args_, item, warp_);
+  // Makes next_ the segment after it, empty at the end of the list.
+  __device__ __forceinline__ void find_next() {
+    next_.step = next_.end;
+    while (next_.step >= next_.span.num_slices) {
+      next_.end = next_.step;
+      if (index_ >= args_.num_items) return;
+      WorkItem item = load_item(args_, index_);
+      if (!(item.flags & kItemValid)) return;
+      index_ += args_.num_workers;
+      next_.row_pages = args_.page_table + static_cast<i64>(item.slot) * args_.page_table_stride;
+      next_.step = 0;
+      // Windows and offsets move the start; without them the ids are here as soon as the length is.
+      int planned_slice = static_cast<u32>(item.kv_begin) / kSliceTokens;
+      next_.span.first_slice = planned_slice;
+      load_ids();
+      next_.span = resolve_span(args_, item, warp_);
+      if (next_.span.first_slice != planned_slice) load_ids();
+    }
+    if (next_.step > 0) load_ids();
+    next_.end = min(next_.step + kIdWindow, next_.span.num_slices);
   }
 
-  // Lane j gets the page of half j % 2 of slice step_ + j / 2. Entries past the row's pages may hold anything: they
-  // are read inside the slot's part of the table only, and no token of theirs is visible.
+  // Entries past the row's pages may hold anything: they are read inside the slot's part of the table only, and no
+  // token of theirs is visible.
   __device__ __forceinline__ void load_ids() {
-    int token = span_.token(warp_, step_ + (lane_ >> 1)) + (lane_ & 1) * kHalfTokens;
-    ids_ = load_plan(row_pages_ + min(token >> args_.page_size_log2, args_.page_table_stride - 1));
+    int token = next_.span.token(warp_, next_.step + (lane_ >> 1)) + (lane_ & 1) * kHalfTokens;
+    int page = min(token >> args_.page_size_log2, args_.page_table_stride - 1);
+    next_.ids = load_plan_now(next_.row_pages + page);
   }
 
   // Element offset of a token of this head inside a pool.
@@ -111,14 +127,12 @@ class KvStream {
   const DecodeArgs& args_;
   int head_, warp_, lane_;
   u32 ring_;
-  int index_;  // of the item being fetched, in the work list
-  int step_;   // slices taken from it
+  Segment now_, next_;
+  int taken_;  // slices taken from now_
+  int index_;  // work item after next_'s
   bool live_;
-  Span span_;
-  const int* row_pages_;  // page ids of the item's row
-  int ids_;               // see load_ids
-  u32 hidden_;            // bit r: row r of the prepared slice is not to be read from its page
-  i64 low_, high_;        // element offsets of its two halves
+  u32 hidden_;      // bit r: row r of the prepared slice is not to be read from its page
+  i64 low_, high_;  // element offsets of its two halves
 };
 
 }  // namespace mlxcel

@@ -5,7 +5,7 @@
 
 namespace mlxcel {
 
-constexpr int kMergeBatch = 8;  // partials that one thread has in flight
+constexpr int kMergeBatch = kQueryInShared ? 4 : 8;  // partials that one thread has in flight
 
 // True in every thread of the block that arrives last at this row and KV head.
 __device__ __forceinline__ bool arrives_last(const DecodeArgs& args, const Exchange& exchange, const WorkItem& item,
@@ -28,30 +28,32 @@ __device__ __forceinline__ Partial exchange_partial(const Partial& mine, int dis
           __shfl_xor_sync(kFullMask, mine.sum, distance)};
 }
 
-// Adds splits `first`, first + stride, ... of one head, four dims from `dim` on.
+// Adds splits `first`, first + stride, ... of one head (stride a power of two), four dims from `dim` on.
 __device__ __forceinline__ Partial merge_splits(const DecodeArgs& args, const WorkItem& item, const HeadRef& head,
-                                                int dim, int first, int stride) {
-  i64 flat = head.flat(item.partial_row - item.split);
+                                                int dim, int first, int stride_log2) {
+  i64 flat = head.flat(item.partial_row - item.split + first);
   const float* states = args.partial_state + flat * 2;
   const float* outs = args.partial_out + flat * kHeadDim + dim;
+  int pitch = head.num_query_heads << stride_log2;
+  int last = (item.num_splits - 1 - first) >> stride_log2;  // -1 when there is none
   Partial total = {{0.0f, 0.0f, 0.0f, 0.0f}, negative_infinity(), 0.0f};
 #pragma unroll 1
-  for (int base = 0; base < item.num_splits; base += kMergeBatch * stride) {
+  for (int base = 0; base <= last; base += kMergeBatch) {
     Float2 state[kMergeBatch];
     Float4 out[kMergeBatch];
+#pragma unroll
+    for (int i = 0; i < kMergeBatch; ++i) {
+      state[i] = {negative_infinity(), 0.0f};
+      out[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (base + i <= last) {
+        i64 row = static_cast<i64>(base + i) * pitch;
+        state[i] = load_shared_by_grid(reinterpret_cast<const Float2*>(states + row * 2));
+        out[i] = load_shared_by_grid(reinterpret_cast<const Float4*>(outs + row * kHeadDim));
+      }
+    }
     Partial next = {{0.0f, 0.0f, 0.0f, 0.0f}, total.maximum, 0.0f};
 #pragma unroll
-    for (int i = 0; i < kMergeBatch; ++i) {
-      // Past the end the last split is read again and counts nothing.
-      int row = min(base + first + i * stride, item.num_splits - 1) * head.num_query_heads;
-      state[i] = load_shared_by_grid(reinterpret_cast<const Float2*>(states + row * 2));
-      out[i] = load_shared_by_grid(reinterpret_cast<const Float4*>(outs + row * kHeadDim));
-    }
-#pragma unroll
-    for (int i = 0; i < kMergeBatch; ++i) {
-      if (base + first + i * stride >= item.num_splits) state[i].x = negative_infinity();
-      next.maximum = fmaxf(next.maximum, state[i].x);
-    }
+    for (int i = 0; i < kMergeBatch; ++i) next.maximum = fmaxf(next.maximum, state[i].x);
     float reference = WarpSoftmax::finite_or_zero(next.maximum);
     add_scaled(next, total, exp2_approx(total.maximum - reference));
 #pragma unroll
@@ -69,8 +71,7 @@ __device__ __forceinline__ void merge_row(const DecodeArgs& args, const WorkItem
   constexpr int kRowVectors = kHeadDim / 4;
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   int num_vectors = args.group_size * kRowVectors;
-  int shift = 0;
-  while ((num_vectors << (shift + 1)) <= kNumThreads && (2 << shift) <= item.num_splits && shift < 3) ++shift;
+  int shift = (num_vectors * 2 <= kNumThreads) + (num_vectors * 4 <= kNumThreads) + (num_vectors * 8 <= kNumThreads);
 #pragma unroll 1
   for (int base = warp * kWarpSize; base < num_vectors << shift; base += kNumThreads) {
     int index = base + lane, part = index & ((1 << shift) - 1);
@@ -78,7 +79,7 @@ __device__ __forceinline__ void merge_row(const DecodeArgs& args, const WorkItem
     int dim = vector % kRowVectors * 4;
     HeadRef head = {item.out_row, kv_head * args.group_size + vector / kRowVectors,
                     args.num_kv_heads * args.group_size};
-    Partial total = merge_splits(args, item, head, dim, part, 1 << shift);
+    Partial total = merge_splits(args, item, head, dim, part, shift);
 #pragma unroll 1
     for (int distance = 1 << shift >> 1; distance > 0; distance >>= 1) {
       Partial other = exchange_partial(total, distance);

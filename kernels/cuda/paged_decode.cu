@@ -1,4 +1,4 @@
-// Paged decode attention: one query token a row, the whole batch in one launch. Grid: num_workers * num_kv_heads blocks
+// Paged decode attention: one query token a row, the whole batch in one launch. Grid: (num_kv_heads, num_workers) blocks
 // of kNumThreads threads, kSharedBytes of dynamic shared memory. Split-KV as in FlashDecoding; the plan decides where.
 #include "append.cuh"
 #include "kv_stream.cuh"
@@ -10,7 +10,7 @@ namespace mlxcel {
 // Hence one copy of the fetching code, which serves the filling of the ring too (steps below zero of the first item).
 __device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shared) {
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  int worker = blockIdx.x / args.num_kv_heads, kv_head = blockIdx.x % args.num_kv_heads;
+  int kv_head = blockIdx.x, worker = blockIdx.y;
   u32 ring = shared_address(shared) + warp * kWarpRingBytes;
   float* exchange_floats = reinterpret_cast<float*>(shared + kRingBytes);
   Exchange exchange = {exchange_floats, exchange_floats + kExchangeFloats,
@@ -24,7 +24,7 @@ __device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shar
     WorkItem item;
     Span span;
     Query query;
-    AppendedToken appended;
+    int append_step;
     WarpSoftmax state;
 #pragma unroll 1
     for (;; ++step) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shar
         if (!(item.flags & kItemValid)) return;
         span = resolve_span(args, item, warp);
         query.load(args, item.out_row, kv_head, exchange.out);
-        appended.load(args, item, span, kv_head, warp);
+        append_step = append_token(args, item, span, kv_head, warp);
         state.clear();
       }
       if (step >= 0) {
@@ -43,7 +43,7 @@ __device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shar
         // In flight behind this slice's K: its V and both matrices of the kNumStages - 1 slices after it.
         copy_async_wait<2 * kNumStages - 1>();
         __syncwarp();
-        appended.patch_k(step, keys);
+        if (step == append_step) patch_token(args, item, span, kv_head, args.k_new, keys);
         score_slice(scores, query, keys, lane);
         __syncwarp();  // every lane has read K: its place may be filled again
       }
@@ -54,7 +54,7 @@ __device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shar
         state.update(scores, transform, span.begin - token, span.end - token, lane >> 2);
         copy_async_wait<2 * kNumStages - 1>();
         __syncwarp();
-        appended.patch_v(step, keys + kMatrixBytes);
+        if (step == append_step) patch_token(args, item, span, kv_head, args.v_new, keys + kMatrixBytes);
         accumulate_slice(state, scores, keys + kMatrixBytes, lane);
         __syncwarp();
       }
@@ -62,6 +62,8 @@ __device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shar
       stage = stage + 1 == kNumStages ? 0 : stage + 1;
     }
     state.finish();
+    // The record's second half is in L1 and was not worth its registers where they are short.
+    if constexpr (kQueryInShared) item = load_item(args, index);
     write_item(args, exchange, item, kv_head, state);
     if (item.num_splits > 1 && arrives_last(args, exchange, item, kv_head)) {
       merge_row(args, item, kv_head);

@@ -147,6 +147,28 @@ __device__ __forceinline__ Int4 load_plan(const Int4* pointer) {
   return value;
 }
 
+// The same for a load that has to be on its way before a test of something else has come back: the assembler moves
+// ordinary plan loads behind such tests.
+__device__ __forceinline__ int load_plan_now(const int* pointer) {
+  int value;
+  asm volatile("ld.volatile.global.s32 %0, [%1];\n" : "=r"(value) : "l"(pointer) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ Int4 load_once(const void* pointer) {
+  Int4 value;
+  asm volatile("ld.global.v4.s32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(pointer));
+  return value;
+}
+
+__device__ __forceinline__ void store(void* pointer, const Int4& value) {
+  asm volatile("st.global.v4.s32 [%0], {%1, %2, %3, %4};\n" ::"l"(pointer), "r"(value.x), "r"(value.y), "r"(value.z),
+               "r"(value.w)
+               : "memory");
+}
+
 // Partials of other blocks: read through L2, ordered after arrive_acq_rel by the block barrier that follows it.
 __device__ __forceinline__ Float4 load_shared_by_grid(const Float4* pointer) {
   Float4 value;

@@ -18,11 +18,12 @@ class Query {
     if constexpr (kQueryInShared) {
       area_ = shared_address(area);
       __syncthreads();  // the previous item's reduction has read the area
-      u32* words = reinterpret_cast<u32*>(area);
-      for (int index = threadIdx.x; index < kMaxGroupSize * kRowBytes / 4; index += kNumThreads) {
-        int head = index / (kRowBytes / 4), word = index % (kRowBytes / 4);
-        u32 value = head < args.group_size ? reinterpret_cast<const u32*>(source)[index] : 0u;
-        words[chunk_offset(head, word / 4) / 4 + word % 4] = value;
+#pragma unroll 1
+      for (int index = threadIdx.x; index < kMaxGroupSize * kRowChunks; index += kNumThreads) {
+        int head = index / kRowChunks, chunk = index % kRowChunks;
+        Int4 bits = {0, 0, 0, 0};
+        if (head < args.group_size) bits = load_once(source + index * 8);
+        store_shared(area_ + chunk_offset(head, chunk), bits);
       }
       __syncthreads();
     } else {

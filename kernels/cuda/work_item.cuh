@@ -53,8 +53,8 @@ struct WorkItem {
   int slot;
   int kv_begin;
   int kv_end;
-  int out_row;  // batch row: q, k_new, v_new, out, lse, arrivals
   int flags;
+  int out_row;      // batch row: q, k_new, v_new, out, lse, arrivals
   int split;        // index among the row's items
   int num_splits;   // 1: the row is written directly
   int partial_row;  // row of partial_out and partial_state that this split owns; a row's splits are consecutive

@@ -5,12 +5,18 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 
+import decode_oracle as oracle
 import numpy as np
 import torch
-from mlxcel_paged.kernels_cuda import DecodeArguments, DecodeKernel, KernelVariant, WorkList, compile_variant
-from mlxcel_paged.kernels_cuda import balanced_work_list
 
-import decode_oracle as oracle
+from mlxcel_paged.kernels_cuda import (
+    DecodeArguments,
+    DecodeKernel,
+    KernelVariant,
+    WorkList,
+    balanced_work_list,
+    compile_variant,
+)
 
 TOLERANCE = {"float16": 1.5e-3, "bfloat16": 1.5 * 2.0**-8}
 # A sink can push a whole row below the normal range of f16, where the spacing is absolute.
@@ -156,9 +162,9 @@ def build(case: Case) -> Built:
     def pool() -> torch.Tensor:
         shape = (num_pages, case.page_size, case.num_kv_heads, case.head_dim)
         values = torch.empty(shape, dtype=dtype, device=device)
-        values[case.first_page :] = torch.randn(
-            values[case.first_page :].shape, generator=generator, device=device
-        ).to(dtype)
+        values[case.first_page :] = torch.randn(values[case.first_page :].shape, generator=generator, device=device).to(
+            dtype
+        )
         values[~owned] = float("nan")
         return values.transpose(1, 2).contiguous() if case.layout == "HND" else values
 
@@ -180,9 +186,9 @@ def build(case: Case) -> Built:
         num_splits=case.num_splits,
     )
     items = torch.from_numpy(work.items.copy())
-    padded = items[:, 4] == 0
+    padded = items[:, 3] == 0
     items[padded] = POISON_ID
-    items[padded, 4] = 0
+    items[padded, 3] = 0
     guarded = torch.full((rows + 2, heads, case.head_dim), float("nan"), dtype=dtype, device=device)
     partial_rows = max(1, work.num_partial_rows)
     return Built(

@@ -3,12 +3,15 @@
 from .launch import CudaFunction, DecodeArguments, DecodeKernel
 from .nvrtc import ENTRY_POINT, Compiled, CompileError, NvrtcNotFoundError, compile_source, compile_variant, source_dir
 from .variant import ARCHITECTURES, HEAD_DIMS, PAGE_SIZES, KernelVariant, all_variants, shared_limit
-from .work_list import WorkList, balanced_work_list
+from .work_list import FLAG_OPEN_END, FLAG_VALID, ITEM_FIELDS, WorkList, balanced_work_list
 
 __all__ = [
     "ARCHITECTURES",
     "ENTRY_POINT",
+    "FLAG_OPEN_END",
+    "FLAG_VALID",
     "HEAD_DIMS",
+    "ITEM_FIELDS",
     "PAGE_SIZES",
     "CompileError",
     "Compiled",

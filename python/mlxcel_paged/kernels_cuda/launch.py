@@ -124,7 +124,12 @@ class CudaFunction:
         _check(driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared_bytes), "cuFuncSetAttribute")
 
     def launch(
-        self, num_blocks: int, num_threads: int, pointers: Sequence[int], scalars: Sequence[int | float], stream: int
+        self,
+        grid: tuple[int, int],
+        num_threads: int,
+        pointers: Sequence[int],
+        scalars: Sequence[int | float],
+        stream: int,
     ) -> None:
         """Enqueues one launch on `stream` (a CUstream address). Scalars: int is int32, float is float32.
 
@@ -137,7 +142,7 @@ class CudaFunction:
         array = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         status = _driver().cuLaunchKernel(
             self._function,
-            *(ctypes.c_uint(size) for size in (num_blocks, 1, 1, num_threads, 1, 1)),
+            *(ctypes.c_uint(size) for size in (*grid, 1, num_threads, 1, 1)),
             ctypes.c_uint(self._shared_bytes),
             ctypes.c_void_p(stream),
             array,
@@ -159,8 +164,8 @@ class DecodeKernel:
         Raises:
             RuntimeError: the driver refuses the launch.
         """
-        blocks = arguments.num_workers * arguments.num_kv_heads
-        self._function.launch(blocks, self.variant.num_threads, arguments.pointers(), arguments.scalars(), stream)
+        grid = (arguments.num_kv_heads, arguments.num_workers)
+        self._function.launch(grid, self.variant.num_threads, arguments.pointers(), arguments.scalars(), stream)
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -72,8 +73,8 @@ def load_library() -> ctypes.CDLL:
     for name in (*map(str, found), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
         try:
             # The wheel's library looks for its built-in headers by name only, so they are loaded from beside it first.
-            for builtins in Path(name).parent.glob("libnvrtc-builtins.so.*"):
-                if ".alt." not in builtins.name:
+            if name.startswith("/"):
+                for builtins in Path(name).parent.glob("libnvrtc-builtins.so.*"):
                     ctypes.CDLL(str(builtins))
             return ctypes.CDLL(name)
         except OSError:
@@ -129,7 +130,7 @@ def _numbers(pattern: str, log: str) -> list[int]:
     return [int(group) for group in match.groups()] if match else [-1] * re.compile(pattern).groups
 
 
-def _fetch(size_of: ctypes._NamedFuncPointer, fetch: ctypes._NamedFuncPointer, program: ctypes.c_void_p) -> bytes:
+def _fetch(size_of: Callable[..., int], fetch: Callable[..., int], program: ctypes.c_void_p) -> bytes:
     size = ctypes.c_size_t()
     _check(size_of(program, ctypes.byref(size)), "size query")
     buffer = ctypes.create_string_buffer(size.value)

@@ -15,8 +15,8 @@ Dtype = Literal["float16", "bfloat16"]
 _WARP_SIZE = 32
 _SLICE_TOKENS = 16
 _TILE_HEADS = 8
-_MAX_STAGES = 6
 _KIB = 1024
+_MIN_RING_BYTES = 64 * _KIB
 
 
 def shared_limit(architecture: str) -> int:
@@ -77,8 +77,7 @@ class KernelVariant:
     @property
     def num_stages(self) -> int:
         """Slices of 16 tokens that each warp's ring holds."""
-        fits = (shared_limit(self.architecture) - self._fixed_bytes) // self._stage_bytes
-        return min(fits, _MAX_STAGES)
+        return max(2, -(-_MIN_RING_BYTES // self._stage_bytes))
 
     @property
     def shared_bytes(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-ITEM_FIELDS = ("slot", "kv_begin", "kv_end", "out_row", "flags", "split", "num_splits", "partial_row")
+ITEM_FIELDS = ("slot", "kv_begin", "kv_end", "flags", "out_row", "split", "num_splits", "partial_row")
 FLAG_VALID = 1
 FLAG_OPEN_END = 2
 
@@ -94,13 +94,13 @@ def balanced_work_list(
             flags = FLAG_VALID | (FLAG_OPEN_END if last else 0)
             slot = row if slots is None else slots[row]
             mine.append(
-                [slot, kv_begin, kv_end, row, flags, int(seen[row]), int(counts[row]), int(bases[row] + seen[row])]
+                [slot, kv_begin, kv_end, flags, row, int(seen[row]), int(counts[row]), int(bases[row] + seen[row])]
             )
             seen[row] += 1
         # Shared rows first: their merge then happens while the block still has work in flight.
         mine.sort(key=lambda record: record[6] == 1)
         records.append(mine)
-    depth = max(1, max(len(mine) for mine in records))
+    depth = max([1, *map(len, records)])
     items = np.zeros((depth, num_workers, len(ITEM_FIELDS)), np.int32)
     for index, mine in enumerate(records):
         for place, record in enumerate(mine):
