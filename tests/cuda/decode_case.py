@@ -71,6 +71,7 @@ class Built:
     v_new: torch.Tensor
     sinks: torch.Tensor
     page_ids: list[list[int]]
+    slots: list[int]  # of each batch row; other slots are poisoned
     table: torch.Tensor
     lengths: torch.Tensor
     offsets: torch.Tensor
@@ -123,6 +124,9 @@ class Built:
             logits_soft_cap=case.logits_soft_cap,
         )
 
+    def set_lengths(self, lengths: list[int]) -> None:
+        self.lengths[self.slots] = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+
     def launch(self) -> None:
         head_tiles = -(-self.case.group_size // 8)
         launched = kernel(self.case.head_dim, head_tiles, self.case.dtype)
@@ -147,9 +151,13 @@ def build(case: Case) -> Built:
     ids = iter(int(page) + case.first_page for page in shuffle.permutation(used + 3)[:used])
     page_ids = [[next(ids) for _ in range(count)] for count in page_counts]
     stride = max([1, *page_counts]) + 2
-    table = torch.full((rows, stride), POISON_ID, dtype=torch.int32)
-    for row, pages in enumerate(page_ids):
-        table[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+    slots = [int(slot) for slot in np.random.default_rng(case.seed + 1).permutation(rows + 3)[:rows]]
+    table = torch.full((rows + 3, stride), POISON_ID, dtype=torch.int32)
+    slot_lengths = torch.full((rows + 3,), POISON_ID, dtype=torch.int32)
+    slot_offsets = torch.full((rows + 3,), POISON_ID, dtype=torch.int32)
+    for row, (slot, pages) in enumerate(zip(slots, page_ids, strict=True)):
+        table[slot, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+        slot_lengths[slot], slot_offsets[slot] = case.lengths[row], offsets[row]
 
     owned = torch.zeros((num_pages, case.page_size), dtype=torch.bool)
     for row, pages in enumerate(page_ids):
@@ -184,6 +192,7 @@ def build(case: Case) -> Built:
         offsets=offsets,
         window=case.window,
         num_splits=case.num_splits,
+        slots=slots,
     )
     items = torch.from_numpy(work.items.copy())
     padded = items[:, 3] == 0
@@ -200,9 +209,10 @@ def build(case: Case) -> Built:
         v_new=v_new,
         sinks=torch.randn(heads, generator=generator, device=device) * 3.0,
         page_ids=page_ids,
+        slots=slots,
         table=table.to(device),
-        lengths=torch.tensor(case.lengths, dtype=torch.int32, device=device),
-        offsets=torch.tensor(offsets, dtype=torch.int32, device=device),
+        lengths=slot_lengths.to(device),
+        offsets=slot_offsets.to(device),
         work=work,
         items=items.to(device),
         out_guarded=guarded,
@@ -217,8 +227,8 @@ def build(case: Case) -> Built:
 def expected(built: Built) -> tuple[np.ndarray, np.ndarray]:
     """The oracle's answer for the state after the append."""
     case = built.case
-    lengths = built.lengths.tolist()
-    offsets = built.offsets.tolist()
+    lengths = built.lengths[built.slots].tolist()
+    offsets = built.offsets[built.slots].tolist()
 
     def host(tensor: torch.Tensor) -> np.ndarray:
         return tensor[case.first_page :].double().cpu().numpy()
