@@ -6,6 +6,7 @@
 namespace mlxcel {
 
 constexpr int kMergeBatch = kQueryInShared ? 4 : 8;  // partials that one thread has in flight
+constexpr int kMergeStep = 4;                        // and how many of them are loaded, and added, under one test
 
 // True in every thread of the block that arrives last at this row and KV head.
 __device__ __forceinline__ bool arrives_last(const DecodeArgs& args, const Exchange& exchange, const WorkItem& item,
@@ -42,36 +43,48 @@ __device__ __forceinline__ Partial merge_splits(const DecodeArgs& args, const Wo
     Float2 state[kMergeBatch];
     Float4 out[kMergeBatch];
 #pragma unroll
-    for (int i = 0; i < kMergeBatch; ++i) {
-      state[i] = {negative_infinity(), 0.0f};
-      out[i] = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (base + i <= last) {
-        i64 row = static_cast<i64>(base + i) * pitch;
-        state[i] = load_shared_by_grid(reinterpret_cast<const Float2*>(states + row * 2));
-        out[i] = load_shared_by_grid(reinterpret_cast<const Float4*>(outs + row * kHeadDim));
+    for (int step = 0; step < kMergeBatch; step += kMergeStep) {
+      if (step > 0 && base + step > last) break;
+#pragma unroll
+      for (int i = step; i < step + kMergeStep; ++i) {
+        state[i] = {negative_infinity(), 0.0f};
+        out[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (base + i <= last) {
+          i64 row = static_cast<i64>(base + i) * pitch;
+          state[i] = load_shared_by_grid(reinterpret_cast<const Float2*>(states + row * 2));
+          out[i] = load_shared_by_grid(reinterpret_cast<const Float4*>(outs + row * kHeadDim));
+        }
       }
     }
-    Partial next = {{0.0f, 0.0f, 0.0f, 0.0f}, total.maximum, 0.0f};
 #pragma unroll
-    for (int i = 0; i < kMergeBatch; ++i) next.maximum = fmaxf(next.maximum, state[i].x);
-    float reference = WarpSoftmax::finite_or_zero(next.maximum);
-    add_scaled(next, total, exp2_approx(total.maximum - reference));
+    for (int step = 0; step < kMergeBatch; step += kMergeStep) {
+      if (step > 0 && base + step > last) break;
+      Partial next = {{0.0f, 0.0f, 0.0f, 0.0f}, total.maximum, 0.0f};
 #pragma unroll
-    for (int i = 0; i < kMergeBatch; ++i) {
-      add_scaled(next, {out[i], state[i].x, state[i].y}, exp2_approx(state[i].x - reference));
+      for (int i = step; i < step + kMergeStep; ++i) next.maximum = fmaxf(next.maximum, state[i].x);
+      float reference = WarpSoftmax::finite_or_zero(next.maximum);
+      add_scaled(next, total, exp2_approx(total.maximum - reference));
+#pragma unroll
+      for (int i = step; i < step + kMergeStep; ++i) {
+        add_scaled(next, {out[i], state[i].x, state[i].y}, exp2_approx(state[i].x - reference));
+      }
+      total = next;
     }
-    total = next;
   }
   return total;
 }
 
-// Every thread of the last block calls it. With few heads, 2, 4 or 8 neighbouring lanes share four dims and split the
-// partials among them.
+// Every thread of the last block calls it. Where there are threads to spare and more partials than one has in flight, 2,
+// 4 or 8 neighbouring lanes share four dims and split the partials among them.
 __device__ __forceinline__ void merge_row(const DecodeArgs& args, const WorkItem& item, int kv_head) {
   constexpr int kRowVectors = kHeadDim / 4;
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   int num_vectors = args.group_size * kRowVectors;
-  int shift = (num_vectors * 2 <= kNumThreads) + (num_vectors * 4 <= kNumThreads) + (num_vectors * 8 <= kNumThreads);
+  int shift = 0;
+#pragma unroll
+  for (int parts = 2; parts <= 8; parts *= 2) {
+    shift += num_vectors * parts <= kNumThreads && item.num_splits > kMergeBatch * parts / 2;
+  }
 #pragma unroll 1
   for (int base = warp * kWarpSize; base < num_vectors << shift; base += kNumThreads) {
     int index = base + lane, part = index & ((1 << shift) - 1);

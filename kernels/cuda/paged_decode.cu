@@ -64,7 +64,7 @@ __device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shar
     state.finish();
     // The record's second half is in L1 and was not worth its registers where they are short.
     if constexpr (kQueryInShared) item = load_item(args, index);
-    write_item(args, exchange, item, kv_head, state);
+    write_item(args, exchange, item, kv_head, state, !kQueryInShared && index == worker);
     if (item.num_splits > 1 && arrives_last(args, exchange, item, kv_head)) {
       merge_row(args, item, kv_head);
     }

@@ -61,7 +61,7 @@ __device__ __forceinline__ void store_output(const DecodeArgs& args, const HeadR
 
 // Reduces the block's warps; writes the row or its partial. Every thread of the block calls it.
 __device__ __forceinline__ void write_item(const DecodeArgs& args, const Exchange& exchange, const WorkItem& item,
-                                           int kv_head, const WarpSoftmax& state) {
+                                           int kv_head, const WarpSoftmax& state, bool first_item) {
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   int lane_dim = lane >> 2, lane_head = 2 * (lane & 3);
   int num_query_heads = args.num_kv_heads * args.group_size;
@@ -69,7 +69,7 @@ __device__ __forceinline__ void write_item(const DecodeArgs& args, const Exchang
   for (int tile = 0; tile < kHeadTiles; ++tile) {
     int first_head = tile * kTileHeads;
     if (first_head >= args.group_size) break;
-    __syncthreads();  // the exchange area is free: earlier readers are done
+    if (tile > 0 || !first_item) __syncthreads();  // the exchange area is free: earlier readers are done
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       int head = first_head + lane_head + h;

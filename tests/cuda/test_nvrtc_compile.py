@@ -7,10 +7,18 @@ absence fails on Linux, so that CI cannot pass without compiling.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from mlxcel_paged.kernels_cuda import ARCHITECTURES, KernelVariant, all_variants, compile_variant, shared_limit
+from mlxcel_paged.kernels_cuda import (
+    ARCHITECTURES,
+    KernelVariant,
+    all_variants,
+    compile_variant,
+    shared_limit,
+    source_dir,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NVRTC wheels are for Linux and Windows")
 
@@ -58,6 +66,14 @@ def test_shared_memory_is_within_budget(variant: KernelVariant) -> None:
     slice_bytes = 2 * 16 * variant.head_dim * 2
     assert variant.num_stages * variant.num_warps * slice_bytes >= MIN_RING_BYTES
     assert variant.num_stages >= 2
+
+
+def test_the_package_carries_every_source() -> None:
+    """The package holds links to `kernels/cuda`, which a wheel turns into files."""
+    repository = Path(__file__).parents[2] / "kernels" / "cuda"
+    wanted = {path.name: path.read_bytes() for path in repository.glob("*.cu*")}
+    packaged = {path.name: path.read_bytes() for path in source_dir().glob("*.cu*")}
+    assert packaged == wanted
 
 
 def test_names_are_unique() -> None:

@@ -1,0 +1,1 @@
+../../../../kernels/cuda/paged_decode.cu

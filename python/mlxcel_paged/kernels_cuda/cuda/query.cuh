@@ -1,0 +1,1 @@
+../../../../kernels/cuda/query.cuh

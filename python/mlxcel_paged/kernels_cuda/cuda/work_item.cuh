@@ -1,0 +1,1 @@
+../../../../kernels/cuda/work_item.cuh
