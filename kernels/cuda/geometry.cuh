@@ -52,9 +52,9 @@ constexpr int kStateFloats = kNumWarps * kMaxGroupSize * 2;               // f32
 constexpr int kFlagBytes = 16;
 constexpr int kFixedBytes = (kExchangeFloats + kStateFloats) * 4 + kFlagBytes;
 
-// Two stages, or as many as 64 KiB take. Deeper rings are slower: what is in flight already covers the memory's latency,
-// and more of it only lengthens the queue that every other load waits in (H200, D 128, three -> two stages: 4 rows of
-// 4096 tokens 22.4 -> 21.6 us, 16 rows 65.8 -> 64.7 us).
+// Two stages, or as many as 64 KiB take. Deeper rings are slower: what is in flight already covers the memory's
+// latency, and more of it only lengthens the queue that every other load waits in (H200, D 128, three -> two stages:
+// 4 rows of 4096 tokens 22.4 -> 21.6 us, 16 rows 65.8 -> 64.7 us).
 constexpr int kStageBytes = kNumWarps * kSliceBytes;
 constexpr int kMinRingBytes = 64 * 1024;
 constexpr int kStagesWanted = (kMinRingBytes + kStageBytes - 1) / kStageBytes;

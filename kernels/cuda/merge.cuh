@@ -1,5 +1,5 @@
-// Merge of a split row by the block that finishes last. A thread owns four dims of a head and has kMergeBatch partials in
-// flight at once: a serial merge of 16 splits takes longer than their attention.
+// Merge of a split row by the block that finishes last. A thread owns four dims of a head and has kMergeBatch partials
+// in flight at once: a serial merge of 16 splits takes longer than their attention.
 #pragma once
 #include "reduce.cuh"
 
@@ -74,8 +74,8 @@ __device__ __forceinline__ Partial merge_splits(const DecodeArgs& args, const Wo
   return total;
 }
 
-// Every thread of the last block calls it. Where there are threads to spare and more partials than one has in flight, 2,
-// 4 or 8 neighbouring lanes share four dims and split the partials among them.
+// Every thread of the last block calls it. Where there are threads to spare and more partials than one has in flight,
+// 2, 4 or 8 neighbouring lanes share four dims and split the partials among them.
 __device__ __forceinline__ void merge_row(const DecodeArgs& args, const WorkItem& item, int kv_head) {
   constexpr int kRowVectors = kHeadDim / 4;
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;

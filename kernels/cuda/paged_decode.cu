@@ -1,13 +1,14 @@
-// Paged decode attention: one query token a row, the whole batch in one launch. Grid: (num_kv_heads, num_workers) blocks
-// of kNumThreads threads, kSharedBytes of dynamic shared memory. Split-KV as in FlashDecoding; the plan decides where.
+// Paged decode attention: one query token a row, the whole batch in one launch. Grid: (num_kv_heads, num_workers)
+// blocks of kNumThreads threads, kSharedBytes of dynamic shared memory. Split-KV as in FlashDecoding; the plan decides
+// where.
 #include "append.cuh"
 #include "kv_stream.cuh"
 #include "merge.cuh"
 
 namespace mlxcel {
 
-// Code size is latency here: a launch starts with cold instruction caches and a small batch runs most of the code once.
-// Hence one copy of the fetching code, which serves the filling of the ring too (steps below zero of the first item).
+// A small batch runs most of this code once, at two to three cycles an instruction, so the length of the code is latency.
+// Hence one copy of the fetching part, which serves the filling of the ring too (steps below zero of the first item).
 __device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shared) {
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   int kv_head = blockIdx.x, worker = blockIdx.y;

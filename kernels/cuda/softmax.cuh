@@ -152,7 +152,10 @@ __device__ __forceinline__ void score_slice(float (&scores)[kHeadTiles][4], cons
 #pragma unroll
   for (int tile = 0; tile < kHeadTiles; ++tile) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) scores[tile][i] = chain[0][tile][i] + (kChains == 2 ? chain[kChains - 1][tile][i] : 0.0f);
+    for (int i = 0; i < 4; ++i) {
+      scores[tile][i] = chain[0][tile][i];
+      if constexpr (kChains == 2) scores[tile][i] += chain[kChains - 1][tile][i];
+    }
   }
 }
 

@@ -88,8 +88,7 @@ def balanced_work_list(
         mine = []
         for row, start, end in stretch:
             last = end == quanta[row]
-            kv_begin = max((first[row] + start) * quantum - offsets[row], 0 if start == 0 else begins[row])
-            kv_begin = max(kv_begin, begins[row]) if start == 0 else kv_begin
+            kv_begin = begins[row] if start == 0 else (first[row] + start) * quantum - offsets[row]
             kv_end = lengths[row] if last else (first[row] + end) * quantum - offsets[row]
             flags = FLAG_VALID | (FLAG_OPEN_END if last else 0)
             slot = row if slots is None else slots[row]
