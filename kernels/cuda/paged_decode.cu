@@ -7,7 +7,7 @@
 
 namespace mlxcel {
 
-// A small batch runs most of this code once, at two to three cycles an instruction, so the length of the code is latency.
+// A small batch runs most of this code once, at two to three cycles an instruction: the length of the code is latency.
 // Hence one copy of the fetching part, which serves the filling of the ring too (steps below zero of the first item).
 __device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shared) {
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
