@@ -95,6 +95,12 @@ impl Pages {
         self.head_dim * self.element.size_bytes()
     }
 
+    /// Neighbouring tokens of a head follow each other without a gap.
+    #[inline(always)]
+    pub fn is_dense(&self) -> bool {
+        self.token_stride_bytes == self.row_bytes() as isize
+    }
+
     /// First token of a head in a page.
     ///
     /// # Safety

@@ -2,7 +2,7 @@
 
 use super::element::VectorElement;
 use super::pages::Pages;
-use super::simd::MAX_LANES;
+use super::simd::{MAX_LANES, Simd};
 
 /// Most tokens of a block.
 pub(crate) const MAX_BLOCK_TOKENS: usize = 64;
@@ -13,6 +13,7 @@ pub(crate) struct Block<T> {
     pub len: usize,
     pub k: [*const T; MAX_BLOCK_TOKENS + MAX_LANES],
     pub v: [*const T; MAX_BLOCK_TOKENS],
+    is_dense: bool,
 }
 
 impl<T: VectorElement> Block<T> {
@@ -21,7 +22,17 @@ impl<T: VectorElement> Block<T> {
             len: 0,
             k: [std::ptr::null(); MAX_BLOCK_TOKENS + MAX_LANES],
             v: [std::ptr::null(); MAX_BLOCK_TOKENS],
+            is_dense: true,
         }
+    }
+}
+
+impl<T: VectorElement> Block<T> {
+    /// Asks for a line of a row that will be read next.
+    #[inline(always)]
+    pub fn prefetch<S: Simd>(&self, s: S, address: *const T) {
+        // Rows that lie a power of two apart share few sets of the first-level cache and push each other out of it.
+        if self.is_dense { s.prefetch(address.cast()) } else { s.prefetch_kept(address.cast()) }
     }
 }
 
@@ -87,6 +98,7 @@ impl<'a> Cursor<'a> {
             block.v[num_tokens..max_tokens].fill(v);
         }
         block.len = num_tokens;
+        block.is_dense = self.k.is_dense();
         self.num_left -= num_tokens;
     }
 }

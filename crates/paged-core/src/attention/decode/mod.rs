@@ -3,11 +3,12 @@
 mod batch;
 mod item;
 mod merge;
+mod tile;
 
 pub use batch::{DecodeBatch, WorkItem};
 
 use batch::Work;
-use item::{Destination, Item};
+use item::{Destination, Item, MAX_ITEM_HEADS};
 use merge::{Merge, Partials};
 
 use super::append::{Append, Writes};
@@ -81,9 +82,12 @@ fn run(
     partials: Partials,
 ) {
     let num_heads = launch.k.num_kv_heads;
+    let item_heads = heads_per_item(executor, launch, work.ranges.len());
+    let num_chunks = num_heads.div_ceil(item_heads);
     let num_bytes = work.num_tokens.saturating_mul(2 * num_heads * launch.k.row_bytes());
-    executor.run(work.ranges.len() * num_heads, num_bytes, |task| {
-        let range = work.ranges[task / num_heads];
+    executor.run(work.ranges.len() * num_chunks, num_bytes, |task| {
+        let range = work.ranges[task / num_chunks];
+        let first_head = task % num_chunks * item_heads;
         with_task_scratch(|scratch| {
             dispatch(
                 executor.simd(),
@@ -91,16 +95,28 @@ fn run(
                     launch,
                     scratch,
                     row: range.row,
-                    kv_head: task % num_heads,
+                    kv_heads: first_head..(first_head + item_heads).min(num_heads),
                     pages: batch.rows[range.row].page_ids,
                     begin: range.begin,
                     end: range.end,
-                    destination: destinations[task / num_heads],
+                    destination: destinations[task / num_chunks],
                     partials,
                 },
             );
         });
     });
+}
+
+/// One KV head per item where its tokens follow each other in memory. Else enough neighbouring heads for runs of 1 KiB, as
+/// long as every thread has several items.
+fn heads_per_item(executor: &Executor, launch: &Launch, num_ranges: usize) -> usize {
+    const RUN_BYTES: usize = 1024;
+    if launch.k.is_dense() {
+        return 1;
+    }
+    let for_runs = RUN_BYTES.div_ceil(launch.k.row_bytes());
+    let for_threads = num_ranges * launch.k.num_kv_heads / (2 * executor.num_threads());
+    for_runs.min(for_threads).clamp(1, MAX_ITEM_HEADS)
 }
 
 fn merge(
