@@ -31,6 +31,7 @@ __all__ = [
     "StaleSlotError",
     "__version__",
     "bench_plan",
+    "bench_projection",
     "blas_num_calls",
     "cpu_copy_page",
     "cpu_memory_roof",
@@ -723,6 +724,18 @@ def install_blas(path: str) -> str:
 
     Raises:
         InvalidArgumentError: The library cannot be loaded or lacks a function; nothing has changed.
+    """
+
+def bench_projection(num_rows: int, num_columns: int, depth: int, num_rounds: int) -> tuple[float, float]:
+    """Times the f32 product of `[num_rows, depth]` with the transpose of `[num_columns, depth]`, both ways in turns.
+
+    Weights rotate through 256 MiB, so that they come from memory.
+
+    Returns:
+        Median microseconds of our projection of a few rows, and of the installed BLAS.
+
+    Raises:
+        InvalidArgumentError: A size is 0, or `num_rows` is above 16.
     """
 
 def blas_num_calls() -> int:

@@ -13,6 +13,8 @@ mod ids;
 pub mod plan;
 mod pool;
 mod primitive;
+#[cfg(not(paged_loom))]
+mod projection;
 mod table;
 
 pub use budget::{BlockBudget, Reservation};
@@ -20,4 +22,6 @@ pub use error::{Error, ErrorKind, Result};
 pub use geometry::{HeadGeometry, MAX_INDEX, MAX_PAGE_SIZE, PageGeometry};
 pub use ids::{PageId, Slot};
 pub use pool::PagePool;
+#[cfg(not(paged_loom))]
+pub use projection::{MAX_PROJECTION_ROWS, Projection};
 pub use table::{Append, PageTable};

@@ -44,7 +44,7 @@ impl Target {
     }
 
     fn address(&self) -> *mut c_void {
-        NUM_CALLS.fetch_add(1, Ordering::Relaxed);
+        count_call();
         // Acquire pairs with the Release store in `install_blas` or below.
         let address = self.address.load(Ordering::Acquire);
         if address.is_null() { self.next() } else { address }
@@ -124,6 +124,11 @@ static DGEMM: Target = Target::new(c"cblas_dgemm", c"scipy_cblas_dgemm");
 static CGEMM: Target = Target::new(c"cblas_cgemm", c"scipy_cblas_cgemm");
 static NUM_CALLS: AtomicUsize = AtomicUsize::new(0);
 
+pub(crate) fn count_call() {
+    // Relaxed: a counter that orders nothing.
+    NUM_CALLS.fetch_add(1, Ordering::Relaxed);
+}
+
 /// The C types of `cblas_?gemm` with 32-bit integers: order, two transpositions, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc.
 type Gemm<Scalar, Element> = unsafe extern "C" fn(
     c_int,
@@ -143,15 +148,14 @@ type Gemm<Scalar, Element> = unsafe extern "C" fn(
 );
 
 macro_rules! trampoline {
-    ($name:ident, $target:ident, $scalar:ty, $element:ty) => {
+    ($(#[$attribute:meta])* $visibility:vis fn $name:ident, $target:ident, $scalar:ty, $element:ty) => {
         /// Forwards to the installed BLAS.
         ///
         /// # Safety
         /// That of the CBLAS function of this name.
-        // SAFETY: the name is exported for libraries that look for a CBLAS, and has its signature and meaning.
-        #[unsafe(no_mangle)]
+        $(#[$attribute])*
         #[allow(clippy::too_many_arguments)]
-        unsafe extern "C" fn $name(
+        $visibility unsafe extern "C" fn $name(
             order: c_int,
             trans_a: c_int,
             trans_b: c_int,
@@ -176,9 +180,17 @@ macro_rules! trampoline {
     };
 }
 
-trampoline!(cblas_sgemm, SGEMM, f32, f32);
-trampoline!(cblas_dgemm, DGEMM, f64, f64);
-trampoline!(cblas_cgemm, CGEMM, *const c_void, c_void);
+trampoline!(pub(crate) fn forward_sgemm, SGEMM, f32, f32);
+trampoline!(
+    // SAFETY: the name is exported for libraries that look for a CBLAS, and has its signature and meaning.
+    #[unsafe(no_mangle)]
+    fn cblas_dgemm, DGEMM, f64, f64
+);
+trampoline!(
+    // SAFETY: as above.
+    #[unsafe(no_mangle)]
+    fn cblas_cgemm, CGEMM, *const c_void, c_void
+);
 
 /// Loads the OpenBLAS at a path, all or nothing, see the stub.
 #[pyfunction]

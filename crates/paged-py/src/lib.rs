@@ -3,6 +3,7 @@
 mod array;
 mod attention;
 mod bench_plan;
+mod bench_projection;
 mod blas;
 mod budget;
 mod buffer;
@@ -10,6 +11,7 @@ mod errors;
 mod plan;
 mod plan_config;
 mod pool;
+mod sgemm;
 mod slot;
 mod snapshot;
 mod table;
@@ -28,6 +30,8 @@ mod _core {
     };
     #[pymodule_export]
     use super::bench_plan::bench_plan;
+    #[pymodule_export]
+    use super::bench_projection::bench_projection;
     #[pymodule_export]
     use super::blas::{blas_num_calls, global_blas_path, install_blas};
     #[pymodule_export]

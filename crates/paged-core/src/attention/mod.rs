@@ -22,7 +22,7 @@ mod roof;
 mod rows;
 mod scratch;
 mod sequence;
-mod simd;
+pub(crate) mod simd;
 mod state;
 
 pub use append::{NewTokens, copy_page, write_decode, write_pages};
