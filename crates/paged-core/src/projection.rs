@@ -10,7 +10,7 @@
 use crate::attention::Executor;
 use crate::attention::simd::{Kernel, MAX_LANES, Simd, dispatch};
 
-/// Rows of A up to which streaming beats a packed product (measured against OpenBLAS, see ADR 0005).
+/// Rows of A up to which streaming beats a packed product (measured against OpenBLAS, see ADR 0006).
 pub const MAX_PROJECTION_ROWS: usize = 16;
 
 /// Rows of A that share a pass over a tile of weights.

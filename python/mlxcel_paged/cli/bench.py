@@ -1,4 +1,4 @@
-"""`mlxcel-paged bench plan|kernel|decode|prefill`: flags, tables and JSON of what `mlxcel_paged.bench` measures."""
+"""`mlxcel-paged bench WHAT`: flags, tables and JSON of what `mlxcel_paged.bench` measures."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("kernel", "decode attention over pages, and the memory roof of the same run", _add_kernel, _kernel),
         ("decode", "whole decode steps of a model on dense, gathered and fused storage", _add_decode, _decode),
         ("prefill", "prompt processing, ours against mlx-lm as installed", _add_prefill, _prefill),
+        ("projection", "weight products of a few rows, ours against BLAS", _add_projection, _projection),
     ):
         command = subparsers.add_parser(name, help=summary)
         add(command)
@@ -153,6 +154,20 @@ def _prefill(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[s
         num_tokens=arguments.tokens,
         num_rounds=arguments.rounds,
         progress=_progress,
+    )
+    return document, document["cases"], 0
+
+
+def _add_projection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=options.positive_int, action="append", help="repeatable (default: a grid)")
+    parser.add_argument("--rounds", type=options.positive_int, default=31, help="(default: %(default)s)")
+
+
+def _projection(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]], int]:
+    from mlxcel_paged.bench import projection
+
+    document = projection.bench_projection(
+        rows=arguments.rows or projection.ROWS, num_rounds=arguments.rounds, progress=_progress
     )
     return document, document["cases"], 0
 
