@@ -67,6 +67,28 @@ fn acquire_of_several_pages_is_all_or_nothing() {
     });
 }
 
+/// The other thread holds both pages or none, so one free page is never a true answer; a walk of the list that met the change
+/// halfway would give it.
+#[test]
+fn acquire_counts_the_pages_of_one_moment() {
+    loom::model(|| {
+        let pool = pool(2);
+        let other = Arc::clone(&pool);
+        let thread = thread::spawn(move || {
+            if let Ok(pages) = other.acquire(2) {
+                // Turns the order of the list around.
+                other.release(&[pages[1], pages[0]]).unwrap();
+            }
+        });
+        match pool.acquire(2) {
+            Ok(pages) => pool.release(&pages).unwrap(),
+            Err(error) => assert_eq!(error, Error::OutOfPages { needed: 2, free: 0 }),
+        }
+        thread.join().unwrap();
+        pool.check_integrity().unwrap();
+    });
+}
+
 #[test]
 fn refcount_frees_a_page_once_with_its_last_holder() {
     loom::model(|| {

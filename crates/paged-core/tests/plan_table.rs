@@ -243,6 +243,11 @@ fn positions_stop_at_the_largest_int32() {
     plan.retire(slot).unwrap();
     plan.advance().unwrap();
     assert_eq!(plan.export_csr().positions, [3]);
+    let csr = plan.export_csr();
+    plan.rebuild(csr.view(), Some(&[i32::MAX - 1])).unwrap();
+    plan.advance().unwrap();
+    assert_eq!(plan.export_csr().positions, [i32::MAX]);
+    assert!(plan.advance().is_err());
 }
 
 #[test]

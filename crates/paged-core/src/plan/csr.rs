@@ -1,5 +1,7 @@
 //! Compact CSR: the exchange form of a batch's page tables.
 
+use std::sync::Arc;
+
 use super::resident::{own, publish, publish_u32};
 use super::{DecodePlan, PlanConfig};
 use crate::error::{Error, Result};
@@ -216,12 +218,17 @@ impl DecodePlan {
                 }
             }
         }
+        let resident = Arc::clone(&self.resident);
+        let section = resident.write();
         self.clear();
         let slots = (0..rows).map(|row| self.import_row(csr, row, positions)).collect();
+        section.bump_epoch();
+        drop(section);
         self.ensure_work_list();
         Ok(slots)
     }
 
+    /// Adds a valid row; to be called inside a write section, with a slot free.
     fn import_row(&mut self, csr: CsrView<'_>, row: usize, positions: Option<&[i32]>) -> Slot {
         let page_size = self.config().page_size;
         let index = self.free_slots.pop().unwrap_or_default();
@@ -233,7 +240,6 @@ impl DecodePlan {
         let room = pages.len() * page_size - offset - length;
 
         let resident = &*self.resident;
-        let section = resident.write();
         for (cell, &page) in resident.page_ids[start..].iter().zip(pages) {
             publish(cell, page);
         }
@@ -244,7 +250,6 @@ impl DecodePlan {
         publish(&resident.positions[slot], position as i32);
         publish(&resident.row_slots[row], index as i32);
         publish_u32(&resident.num_rows, row as u32 + 1);
-        drop(section);
 
         self.slot_rows[slot] = row as u32;
         self.rows.push(index);

@@ -321,21 +321,20 @@ impl DecodePlan {
         start..start + (tokens as usize).div_ceil(self.config().page_size)
     }
 
-    /// Removes every row.
+    /// Removes every row; to be called inside a write section.
     pub(super) fn clear(&mut self) {
         let resident = &*self.resident;
-        let section = resident.write();
         for &index in &self.rows {
             let generation = &resident.generations[index as usize];
             publish_u32(generation, own_u32(generation).wrapping_add(1));
             publish(&resident.row_num_pages[index as usize], 0);
             publish(&resident.lengths[index as usize], 0);
+            publish(&resident.first_page_offsets[index as usize], 0);
+            publish(&resident.positions[index as usize], 0);
             self.slot_rows[index as usize] = NO_ROW;
         }
         publish_u32(&resident.num_rows, 0);
         publish_u32(&resident.is_work_current, 0);
-        section.bump_epoch();
-        drop(section);
         self.rows.clear();
         self.free_slots.clear();
         self.free_slots.extend((0..self.capacities.config.max_slots as u32).rev());

@@ -76,7 +76,7 @@ impl PagePool {
     /// `InvalidArgument` for an id outside the pool, `Corrupt` for a free page. No count is changed then.
     pub fn retain(&self, pages: &[PageId]) -> Result<()> {
         for &page in pages {
-            if self.refcount(page)? == 0 {
+            if self.count_of("pages", page)? == 0 {
                 return Err(Error::corrupt(format!("retain of free page {page}")));
             }
         }
@@ -100,7 +100,7 @@ impl PagePool {
     /// release). No count is changed then.
     pub fn release(&self, pages: &[PageId]) -> Result<()> {
         for &page in pages {
-            if self.refcount(page)? == 0 {
+            if self.count_of("pages", page)? == 0 {
                 return Err(Error::corrupt(format!("double release of page {page}")));
             }
         }
@@ -115,10 +115,7 @@ impl PagePool {
     /// # Errors
     /// `InvalidArgument` for an id outside the pool.
     pub fn refcount(&self, page: PageId) -> Result<u32> {
-        if page as usize >= self.num_pages() {
-            return Err(Error::invalid("page", format!("expected 0..{}, got {page}", self.num_pages())));
-        }
-        Ok(self.refcounts.get(page))
+        self.count_of("page", page)
     }
 
     /// True if the page has two or more holders, so that a writer has to copy it first.
@@ -127,6 +124,16 @@ impl PagePool {
     /// `InvalidArgument` for an id outside the pool.
     pub fn is_shared(&self, page: PageId) -> Result<bool> {
         Ok(self.refcount(page)? > 1)
+    }
+
+    fn count_of(&self, argument: &'static str, page: PageId) -> Result<u32> {
+        if page as usize >= self.num_pages() {
+            return Err(Error::invalid(
+                argument,
+                format!("expected page ids in 0..{}, got {page}", self.num_pages()),
+            ));
+        }
+        Ok(self.refcounts.get(page))
     }
 
     /// A page that `pages` names more often than it has holders.
