@@ -314,7 +314,7 @@ impl DecodePlan {
         Ok(())
     }
 
-    /// Table tokens of a row that its pages cover.
+    /// Places in `page_ids` of the pages of a slot that hold tokens.
     pub(super) fn used_pages(&self, index: usize) -> Range<usize> {
         let start = own(&self.resident.row_start[index]) as usize;
         let tokens = own(&self.resident.first_page_offsets[index]) + own(&self.resident.lengths[index]);
