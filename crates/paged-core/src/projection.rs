@@ -19,6 +19,11 @@ const ROWS_PER_PASS: usize = 4;
 /// Weight bytes of one task: long enough to hide the hand-over, short enough to balance the threads.
 const TASK_BYTES: usize = 64 * 1024;
 
+/// Tiles of weights up to this size are asked for while the tile before them is in use, longer ones a little ahead in their rows:
+/// rows of a few kilobytes end before the processor's own prefetcher has caught on.
+const MAX_AHEAD_BYTES: usize = 16 * 1024;
+const AHEAD_IN_ROW: usize = 512;
+
 /// One product, by pointers: A is `[num_rows, depth]`, W `[num_columns, depth]`, C `[num_rows, num_columns]`, all row-major f32.
 #[derive(Debug, Clone, Copy)]
 pub struct Projection {
@@ -116,7 +121,14 @@ unsafe fn pass<S: Simd, const R: usize>(s: S, p: &Projection, row: usize, column
     let mut sums = [s.splat(0.0); MAX_LANES];
     let whole = depth - depth % S::LANES;
     let mut k = 0;
+    let tile = columns_per_tile * p.w.1;
+    let ahead = if tile * size_of::<f32>() <= MAX_AHEAD_BYTES { tile } else { AHEAD_IN_ROW };
     while k < whole {
+        if row == 0 {
+            for weights in &weights[..columns_per_tile] {
+                s.prefetch(weights.wrapping_add(k + ahead).cast());
+            }
+        }
         // SAFETY: k + LANES <= depth.
         unsafe {
             multiply::<S, R>(
