@@ -217,9 +217,15 @@ pub(crate) fn install_blas(path: &str) -> CoreResult<String> {
     let targets = [&SGEMM, &DGEMM, &CGEMM];
     let [s, d, c] = targets.map(|target| symbol(target.prefixed_name));
     let (addresses, config) = ([s?, d?, c?], symbol(c"scipy_openblas_get_config")?);
+    let set_num_threads = symbol(c"scipy_openblas_set_num_threads")?;
     for (target, address) in targets.into_iter().zip(addresses) {
         // Release pairs with the Acquire load in `Target::address`.
         target.address.store(address, Ordering::Release);
+    }
+    // SAFETY: OpenBLAS's function of this name takes the number of threads. See `sgemm` for why it is one.
+    unsafe {
+        let set_num_threads: unsafe extern "C" fn(c_int) = transmute(set_num_threads);
+        set_num_threads(1);
     }
     // SAFETY: OpenBLAS's function of this name takes nothing and returns a static string.
     let config = unsafe {

@@ -68,7 +68,7 @@ impl Executor {
     }
 
     /// Runs `task(0..num_tasks)`, in that order of start, on as many threads as `num_bytes` of work are worth.
-    pub(crate) fn run(&self, num_tasks: usize, num_bytes: usize, task: impl Fn(usize) + Sync) {
+    pub fn run(&self, num_tasks: usize, num_bytes: usize, task: impl Fn(usize) + Sync) {
         // A forked child has none of its parent's threads.
         let helpers = self.helpers.as_ref().filter(|_| {
             num_tasks > 1 && num_bytes >= MIN_PARALLEL_BYTES && self.process_id == std::process::id()
