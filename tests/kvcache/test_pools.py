@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlxcel_paged.kvcache.layout import KVGroup, KVLayout
-from mlxcel_paged.kvcache.lazy_zero import release_zeroed
+from mlxcel_paged.kvcache.pool_memory import prepare_zeroed
 from mlxcel_paged.kvcache.pools import KVPools
 
 
@@ -54,7 +54,7 @@ def test_a_page_copy_touches_its_group_and_page_alone(dtype: mx.Dtype, on_cpu: b
 def test_released_memory_reads_as_zeros_and_can_be_written() -> None:
     array = mx.zeros((64, 4, 16, 64))
     mx.eval(array)
-    release_zeroed(array)
+    prepare_zeroed(array)
     view = np.array(array, copy=False)
     assert not view.any()
     view[63, 3] = 7.0
@@ -64,4 +64,4 @@ def test_released_memory_reads_as_zeros_and_can_be_written() -> None:
 def test_arrays_smaller_than_a_memory_page_are_left_alone() -> None:
     array = mx.zeros((3,))
     mx.eval(array)
-    assert not release_zeroed(array)
+    assert not prepare_zeroed(array)

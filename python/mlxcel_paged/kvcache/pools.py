@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from mlxcel_paged import _core
 from mlxcel_paged.kvcache.layout import KVLayout
-from mlxcel_paged.kvcache.lazy_zero import release_zeroed
+from mlxcel_paged.kvcache.pool_memory import prepare_zeroed
 
 LAYOUT = "HND"
 
@@ -78,5 +78,5 @@ class KVPools:
         )
         mx.eval(pool)
         if self.on_cpu:
-            release_zeroed(pool)
+            prepare_zeroed(pool)
         return pool
