@@ -37,6 +37,7 @@ __all__ = [
     "cpu_memory_roof",
     "cpu_paged_decode",
     "cpu_paged_prefill",
+    "cpu_read_seconds",
     "cpu_write_decode",
     "cpu_write_pages",
     "global_blas_path",
@@ -709,6 +710,13 @@ def cpu_copy_page(pages: _Array, src: int, dst: int) -> None:
 
 def cpu_memory_roof(num_bytes: int, repeats: int) -> float:
     """Returns the best rate, in GB/s (10^9 bytes), of `repeats` plain reads of `num_bytes` bytes by all threads."""
+
+def cpu_read_seconds(memory: _Buffer) -> float:
+    """Returns the seconds of one plain read of a contiguous buffer of bytes (format `B`) by all threads.
+
+    Raises:
+        InvalidArgumentError: `memory` is no such buffer, or empty.
+    """
 
 def simd_level() -> str:
     """Returns the instruction set of the CPU kernels: `portable`, `avx2`, `avx512` or `neon`."""

@@ -5,6 +5,7 @@ use paged_core::Error;
 use paged_core::attention::{
     self, AttentionArguments, AttentionParams, DecodeBatch, Executor, NewTokens, PagedSequence, PoolLayout,
 };
+use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 
 use crate::array::ArrayArgument;
@@ -291,6 +292,23 @@ pub(crate) fn cpu_memory_roof(
 ) -> CoreResult<f64> {
     let (num_bytes, repeats) = (count("num_bytes", num_bytes)?, count("repeats", repeats)?);
     Ok(py.detach(|| attention::memory_roof(Executor::global(), num_bytes, repeats))?)
+}
+
+/// Seconds of one plain read of a buffer by all threads, see the stub.
+#[pyfunction]
+#[pyo3(signature = (memory))]
+pub(crate) fn cpu_read_seconds(py: Python<'_>, memory: &Bound<'_, PyAny>) -> CoreResult<f64> {
+    let invalid = |what: &str| Error::invalid("memory", what.to_owned());
+    let buffer = PyBuffer::<u8>::get(memory).map_err(|_| invalid("no buffer of bytes"))?;
+    if !buffer.is_c_contiguous() || buffer.len_bytes() == 0 {
+        return Err(invalid("not contiguous, or empty").into());
+    }
+    // SAFETY: the buffer holds that many bytes for as long as it lives, and every bit pattern is an f32. A writer on another
+    // thread would be the caller's mistake; sums of torn values are thrown away.
+    let bytes = unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) };
+    // SAFETY: as above.
+    let (_, data, _) = unsafe { bytes.align_to::<f32>() };
+    Ok(py.detach(|| attention::read_seconds(Executor::global(), data)))
 }
 
 /// Instruction set that the kernels run with, see the stub.

@@ -25,8 +25,8 @@ mod _core {
 
     #[pymodule_export]
     use super::attention::{
-        cpu_copy_page, cpu_memory_roof, cpu_paged_decode, cpu_paged_prefill, cpu_write_decode,
-        cpu_write_pages, num_threads, simd_level,
+        cpu_copy_page, cpu_memory_roof, cpu_paged_decode, cpu_paged_prefill, cpu_read_seconds,
+        cpu_write_decode, cpu_write_pages, num_threads, simd_level,
     };
     #[pymodule_export]
     use super::bench_plan::bench_plan;

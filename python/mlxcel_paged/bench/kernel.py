@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from mlxcel_paged.bench.timing import interleaved_medians
 
 # Pools rotate through more memory than any cache holds, so that every call reads its pages from memory.
 _ROTATED_BYTES = 512 << 20
-_ROOF_BYTES = 256 << 20
+_ROOF = "roof"
 _ROUND_SECONDS = 0.2
 
 
@@ -36,8 +35,8 @@ def bench_kernel(
 
     Returns:
         `{"environment": ..., "cases": [{"backend", "dtype", "batch", "context", "us", "gb_per_s", "roof_gb_per_s"}]}`.
-        `gb_per_s` counts K and V of the visible tokens once; `roof_gb_per_s` is a plain read of memory by all cores,
-        which takes turns with the backends. Pools lie in memory as the engine's do.
+        `gb_per_s` counts K and V of the visible tokens once; `roof_gb_per_s` is a plain read of the same pools by all
+        cores, which takes turns with the backends. Pools lie in memory as the engine's do.
     """
     backends = tuple(backends)
     cases: list[dict[str, Any]] = []
@@ -90,9 +89,12 @@ def _time_backends(
     with mx.stream(mx.cpu):
         page = rng.standard_normal((1, *shape[1:]), np.float32)
         num_pools = max(1, -(-_ROTATED_BYTES // pool_bytes))
-        pools = [(_filled(shape, mx_dtype, page), _filled(shape, mx_dtype, -page)) for _ in range(num_pools)]
+        memory = [(_filled(shape, mx_dtype, page), _filled(shape, mx_dtype, -page)) for _ in range(num_pools)]
+        pools = [(k_pages.swapaxes(1, 2), v_pages.swapaxes(1, 2)) for k_pages, v_pages in memory]
         q = mx.random.normal((batch, num_qo_heads, head_dim), mx_dtype, key=mx.random.key(0))
         mx.eval(q, pools)
+        as_bytes = [[pool.view(mx.uint8) for pool in pair] for pair in memory]
+        mx.eval(as_bytes)
     indptr = np.arange(0, num_pages + 1, pages_per_row, dtype=np.int32)
     indices = rng.permutation(num_pages).astype(np.int32)
     last_page_len = np.full(batch, context - (pages_per_row - 1) * page_size, np.int32)
@@ -115,15 +117,20 @@ def _time_backends(
         turn[0] += 1
         mx.eval(plan.run(q, k_pages, v_pages))
 
-    roofs: list[float] = []
-    arms: dict[str, Callable[[], None]] = {backend: partial(launch, plan(backend), [0]) for backend in backends}
-    arms["roof"] = lambda: roofs.append(_core.cpu_memory_roof(_ROOF_BYTES, 1))
-    seconds = interleaved_medians(arms, num_rounds=num_rounds, min_round_seconds=_ROUND_SECONDS)
-    return seconds, statistics.median(roofs)
+    def read(turn: list[int]) -> None:
+        for part in as_bytes[turn[0] % len(as_bytes)]:
+            _core.cpu_read_seconds(part)
+        turn[0] += 1
+
+    arms = {backend: partial(launch, plan(backend), [0]) for backend in backends}
+    seconds = interleaved_medians(
+        {**arms, _ROOF: partial(read, [0])}, num_rounds=num_rounds, min_round_seconds=_ROUND_SECONDS
+    )
+    return seconds, pool_bytes / seconds[_ROOF] / 1e9
 
 
 def _filled(shape: tuple[int, ...], dtype: Any, page: np.ndarray[Any, Any]) -> Any:
-    """A pool of copies of `page`, allocated as the engine's are, in NHD order."""
+    """A pool of copies of `page`, allocated as the engine's are."""
     import mlx.core as mx
 
     from mlxcel_paged.kvcache.pool_memory import prepare_zeroed
@@ -136,4 +143,4 @@ def _filled(shape: tuple[int, ...], dtype: Any, page: np.ndarray[Any, Any]) -> A
         np.asarray(pool.view(mx.uint16))[:] = np.asarray(carried.view(mx.uint16))
     else:
         np.array(pool, copy=False)[:] = np.array(carried)
-    return pool.swapaxes(1, 2)
+    return pool

@@ -34,6 +34,6 @@ pub use launch::AttentionArguments;
 pub use pages::{HEAD_DIM_MULTIPLE, MAX_HEAD_DIM, PoolLayout};
 pub use params::AttentionParams;
 pub use prefill::prefill;
-pub use roof::memory_roof;
+pub use roof::{memory_roof, read_seconds};
 pub use sequence::PagedSequence;
 pub use simd::SimdLevel;

@@ -6,12 +6,13 @@ use super::executor::Executor;
 use super::simd::{Kernel, Simd, dispatch};
 use crate::error::{Error, Result};
 
+const CHUNK_FLOATS: usize = 256 * 1024;
+
 /// Best of `repeats` plain reads of `num_bytes` bytes by all threads, in 10^9 bytes per second.
 ///
 /// # Errors
 /// `InvalidArgument` if `num_bytes` is below 1 MiB or `repeats` is 0, `AllocationFailed`.
 pub fn memory_roof(executor: &Executor, num_bytes: usize, repeats: usize) -> Result<f64> {
-    const CHUNK_FLOATS: usize = 256 * 1024;
     if num_bytes < CHUNK_FLOATS * 4 {
         return Err(Error::invalid("num_bytes", format!("{num_bytes} bytes, expected 1 MiB or more")));
     }
@@ -21,16 +22,19 @@ pub fn memory_roof(executor: &Executor, num_bytes: usize, repeats: usize) -> Res
     let mut data: Vec<f32> = Vec::new();
     data.try_reserve_exact(num_bytes / 4).map_err(|_| Error::AllocationFailed { bytes: num_bytes })?;
     data.resize(num_bytes / 4, 1.0);
-    let chunks: Vec<&[f32]> = data.chunks(CHUNK_FLOATS).collect();
-    let mut best = f64::INFINITY;
-    for _ in 0..=repeats {
-        let start = Instant::now();
-        executor.run(chunks.len(), num_bytes, |i| {
-            std::hint::black_box(dispatch(executor.simd(), Sum(chunks[i])));
-        });
-        best = best.min(start.elapsed().as_secs_f64());
-    }
+    let best = (0..=repeats).map(|_| read_seconds(executor, &data)).fold(f64::INFINITY, f64::min);
     Ok((data.len() * 4) as f64 / best / 1e9)
+}
+
+/// Seconds of one plain read of `data` by all threads: the roof of a launch over that very memory. How fast memory is depends
+/// on where it lies, under a hypervisor by a factor of two.
+pub fn read_seconds(executor: &Executor, data: &[f32]) -> f64 {
+    let chunks: Vec<&[f32]> = data.chunks(CHUNK_FLOATS).collect();
+    let start = Instant::now();
+    executor.run(chunks.len(), size_of_val(data), |i| {
+        std::hint::black_box(dispatch(executor.simd(), Sum(chunks[i])));
+    });
+    start.elapsed().as_secs_f64()
 }
 
 struct Sum<'a>(&'a [f32]);
