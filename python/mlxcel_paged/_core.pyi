@@ -737,7 +737,7 @@ def install_blas(path: str) -> str:
 def bench_projection(num_rows: int, num_columns: int, depth: int, num_rounds: int) -> tuple[float, float]:
     """Times the f32 product of `[num_rows, depth]` with the transpose of `[num_columns, depth]`, both ways in turns.
 
-    Weights rotate through 256 MiB, so that they come from memory.
+    Weights rotate through 256 MiB, so that they come from memory. The BLAS uses threads of its own here, one per core.
 
     Returns:
         Median microseconds of our projection of a few rows, and of the installed BLAS.

@@ -7,7 +7,7 @@ use paged_core::attention::Executor;
 use paged_core::{Error, MAX_PROJECTION_ROWS, Projection};
 use pyo3::prelude::*;
 
-use crate::blas::forward_sgemm;
+use crate::blas::{forward_sgemm, set_blas_threads};
 use crate::errors::CoreResult;
 
 /// More weights than any cache holds; calls take turns on them.
@@ -34,7 +34,12 @@ pub(crate) fn bench_projection(
             return Err(Error::invalid(argument, format!("{value}, expected 1 to {max}")).into());
         }
     }
-    Ok(py.detach(|| measure(num_rows, num_columns, depth, num_rounds)))
+    Ok(py.detach(|| {
+        set_blas_threads(Executor::global().num_threads());
+        let times = measure(num_rows, num_columns, depth, num_rounds);
+        set_blas_threads(1);
+        times
+    }))
 }
 
 /// Median microseconds of both, taking turns.

@@ -122,6 +122,7 @@ fn loaded_libraries() -> Vec<CString> {
 static SGEMM: Target = Target::new(c"cblas_sgemm", c"scipy_cblas_sgemm");
 static DGEMM: Target = Target::new(c"cblas_dgemm", c"scipy_cblas_dgemm");
 static CGEMM: Target = Target::new(c"cblas_cgemm", c"scipy_cblas_cgemm");
+static SET_NUM_THREADS: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static NUM_CALLS: AtomicUsize = AtomicUsize::new(0);
 
 pub(crate) fn count_call() {
@@ -217,22 +218,32 @@ pub(crate) fn install_blas(path: &str) -> CoreResult<String> {
     let targets = [&SGEMM, &DGEMM, &CGEMM];
     let [s, d, c] = targets.map(|target| symbol(target.prefixed_name));
     let (addresses, config) = ([s?, d?, c?], symbol(c"scipy_openblas_get_config")?);
-    let set_num_threads = symbol(c"scipy_openblas_set_num_threads")?;
+    // Release pairs with the Acquire load in `set_blas_threads`.
+    SET_NUM_THREADS.store(symbol(c"scipy_openblas_set_num_threads")?, Ordering::Release);
     for (target, address) in targets.into_iter().zip(addresses) {
         // Release pairs with the Acquire load in `Target::address`.
         target.address.store(address, Ordering::Release);
     }
-    // SAFETY: OpenBLAS's function of this name takes the number of threads. See `sgemm` for why it is one.
-    unsafe {
-        let set_num_threads: unsafe extern "C" fn(c_int) = transmute(set_num_threads);
-        set_num_threads(1);
-    }
+    set_blas_threads(1); // see `sgemm` for why
     // SAFETY: OpenBLAS's function of this name takes nothing and returns a static string.
     let config = unsafe {
         let config: unsafe extern "C" fn() -> *const c_char = transmute(config);
         CStr::from_ptr(config())
     };
     Ok(config.to_string_lossy().trim().to_owned())
+}
+
+/// Sets how many threads of its own the installed BLAS uses; nothing if none is installed.
+pub(crate) fn set_blas_threads(num_threads: usize) {
+    // Acquire pairs with the Release store in `install_blas`.
+    let address = SET_NUM_THREADS.load(Ordering::Acquire);
+    if !address.is_null() {
+        // SAFETY: OpenBLAS's function of this name takes the number of threads.
+        unsafe {
+            let set_num_threads: unsafe extern "C" fn(c_int) = transmute(address);
+            set_num_threads(num_threads as c_int);
+        }
+    }
 }
 
 /// Calls that went through the trampolines, see the stub.
