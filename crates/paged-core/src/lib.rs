@@ -8,6 +8,7 @@
 pub mod attention;
 mod budget;
 mod error;
+mod gate;
 mod geometry;
 mod ids;
 pub mod plan;
@@ -19,6 +20,7 @@ mod table;
 
 pub use budget::{BlockBudget, Reservation};
 pub use error::{Error, ErrorKind, Result};
+pub use gate::Gate;
 pub use geometry::{HeadGeometry, MAX_INDEX, MAX_PAGE_SIZE, PageGeometry};
 pub use ids::{PageId, Slot};
 pub use pool::PagePool;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use loom::thread;
 use paged_core::plan::{DecodePlan, PlanConfig, PlanSnapshot};
-use paged_core::{BlockBudget, Error, HeadGeometry, PagePool};
+use paged_core::{BlockBudget, Error, Gate, HeadGeometry, PagePool};
 
 fn pool(num_pages: usize) -> Arc<PagePool> {
     Arc::new(PagePool::new(num_pages).unwrap())
@@ -237,5 +237,52 @@ fn plan_readers_see_whole_changes_of_tenant() {
             let expected = [vec![first], vec![], vec![second]];
             assert_eq!(snapshot.slots, expected[snapshot.epoch as usize - 1]);
         }
+    });
+}
+
+/// The owner of a launch takes its work back after `close`: a helper that is still inside, or comes later, would be a data race.
+#[test]
+fn a_closed_gate_leaves_nobody_inside() {
+    loom::model(|| {
+        let gate = Arc::new(Gate::new());
+        let work = Arc::new(loom::cell::UnsafeCell::new(0));
+        let helpers: Vec<_> = (0..2)
+            .map(|_| {
+                let (gate, work) = (Arc::clone(&gate), Arc::clone(&work));
+                thread::spawn(move || {
+                    if gate.enter() {
+                        // SAFETY: inside the gate the work is only read.
+                        work.with(|work| assert_eq!(unsafe { *work }, 0));
+                        gate.leave();
+                    }
+                })
+            })
+            .collect();
+        gate.close(thread::yield_now);
+        // SAFETY: nobody is inside.
+        work.with_mut(|work| unsafe { *work = 1 });
+        for helper in helpers {
+            helper.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn what_helpers_did_is_seen_after_the_gate_closed() {
+    loom::model(|| {
+        let gate = Arc::new(Gate::new());
+        let result = Arc::new(loom::cell::UnsafeCell::new(0));
+        let entered = gate.enter();
+        assert!(entered);
+        let (inside, written) = (Arc::clone(&gate), Arc::clone(&result));
+        let helper = thread::spawn(move || {
+            // SAFETY: the owner reads only after the gate has closed.
+            written.with_mut(|result| unsafe { *result = 7 });
+            inside.leave();
+        });
+        gate.close(thread::yield_now);
+        // SAFETY: the helper has left.
+        result.with(|result| assert_eq!(unsafe { *result }, 7));
+        helper.join().unwrap();
     });
 }

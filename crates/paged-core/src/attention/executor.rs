@@ -1,9 +1,9 @@
 //! The threads and the instruction set that launches run with.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::simd::SimdLevel;
+use super::tasks::Tasks;
 use crate::error::{Error, Result};
 
 /// Below this much work the other threads are not woken: waking one costs about as much.
@@ -76,22 +76,11 @@ impl Executor {
         let Some(helpers) = helpers else {
             return (0..num_tasks).for_each(task);
         };
-        let next = AtomicUsize::new(0);
-        let work = || {
-            loop {
-                // Relaxed: only hands out numbers; the end of the scope publishes what tasks wrote.
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                if index >= num_tasks {
-                    break;
-                }
-                task(index);
-            }
-        };
-        helpers.in_place_scope(|scope| {
+        Tasks::run(num_tasks, &task, |tasks| {
             for _ in 0..self.num_helpers.min(num_tasks - 1) {
-                scope.spawn(|_| work());
+                let tasks = Arc::clone(tasks);
+                helpers.spawn(move || tasks.help());
             }
-            work();
         });
     }
 }

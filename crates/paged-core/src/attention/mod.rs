@@ -24,6 +24,7 @@ mod scratch;
 mod sequence;
 pub(crate) mod simd;
 mod state;
+mod tasks;
 
 pub use append::{NewTokens, copy_page, write_decode, write_pages};
 pub use array::Array;
