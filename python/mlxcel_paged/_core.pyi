@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import ClassVar, Protocol, Self, TypeAlias, final
 
 __all__ = [
+    "MAX_PROJECTION_ROWS",
     "AllocationError",
     "Append",
     "BlockBudget",
@@ -47,6 +48,9 @@ __all__ = [
 ]
 
 __version__: str
+
+MAX_PROJECTION_ROWS: int
+"""Rows of activations up to which a product with weights gives each row the same bits whatever the others are."""
 
 class _Buffer(Protocol):
     def __buffer__(self, flags: int, /) -> memoryview: ...

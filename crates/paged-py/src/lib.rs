@@ -50,6 +50,7 @@ mod _core {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         errors::register(module)?;
+        module.add("MAX_PROJECTION_ROWS", paged_core::MAX_PROJECTION_ROWS)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 
-from mlxcel_paged._core import DecodePlan
 from mlxcel_paged.config import EngineConfig
 from mlxcel_paged.engine.available import available_device_bytes, available_host_bytes
 from mlxcel_paged.engine.core import EngineCore, EngineModel
@@ -20,7 +19,7 @@ from mlxcel_paged.engine.storage import StorageChoice, storage_for_model
 from mlxcel_paged.models.dense_model import DenseModel
 from mlxcel_paged.models.kv_groups import kv_layout
 from mlxcel_paged.models.loader import LoadedModel, load_model
-from mlxcel_paged.models.paged_model import PagedModel
+from mlxcel_paged.models.paged_model import PagedModel, new_decode_plan
 from mlxcel_paged.models.self_check import self_check
 from mlxcel_paged.scheduler import PagedGroup, Scheduler, SchedulerConfig
 
@@ -117,7 +116,16 @@ def plan_model_memory(
         budget_bytes=config.kv_cache_budget,
         available_bytes=available_host_bytes() if loaded.device == "cpu" else available_device_bytes(mx),
         # One group's launch runs at a time.
-        workspace_bytes=max(decode_workspace_bytes(group, storage.max_batch) for group in layout.groups),
+        workspace_bytes=max(
+            decode_workspace_bytes(
+                group,
+                page_size=config.page_size,
+                max_batch=storage.max_batch,
+                max_context=max_context,
+                on_cpu=loaded.device == "cpu",
+            )
+            for group in layout.groups
+        ),
         page_size=config.page_size,
         max_batch=storage.max_batch,
         max_context=max_context,
@@ -125,16 +133,15 @@ def plan_model_memory(
     )
 
 
-def decode_workspace_bytes(group: KVGroup, max_batch: int) -> int:
+def decode_workspace_bytes(group: KVGroup, *, page_size: int, max_batch: int, max_context: int, on_cpu: bool) -> int:
     """Bytes of a decode launch's partial results: per work item and query head an f32 output row and its LSE."""
-    plan = DecodePlan(
+    plan = new_decode_plan(
+        group,
+        num_pages=max_context // page_size + 2,  # as many as one row may hold
+        page_size=page_size,
         max_slots=max_batch,
-        max_pages_per_slot=1,
-        num_pages=1,
-        page_size=8,
-        num_qo_heads=group.num_qo_heads,
-        num_kv_heads=group.num_kv_heads,
-        head_dim=group.head_dim,
+        max_context=max_context,
+        on_cpu=on_cpu,
     )
     return int(plan.num_work_items) * group.num_qo_heads * (group.head_dim + 1) * 4
 

@@ -12,7 +12,7 @@ from mlxcel_paged.attention.dispatch import Arm
 from mlxcel_paged.attention.outcomes import Outcomes
 from mlxcel_paged.attention.prefill_step import PrefillStep
 from mlxcel_paged.kvcache.layer_cache import PagedLayerCache
-from mlxcel_paged.kvcache.layout import KVLayout
+from mlxcel_paged.kvcache.layout import KVGroup, KVLayout
 from mlxcel_paged.kvcache.pools import KVPools
 from mlxcel_paged.models import hook
 from mlxcel_paged.models.kv_groups import kv_layout
@@ -65,15 +65,13 @@ class PagedModel:
         self.pools = KVPools(self.layout, counts, page_size, on_cpu=loaded.device == "cpu")
         self.page_pools = [_core.PagePool(count) for count in counts]
         self.plans = [
-            _core.DecodePlan(
-                max_slots=max_slots,
-                max_pages_per_slot=min(count, -(-max_context // page_size) + 1),
+            new_decode_plan(
+                group,
                 num_pages=count,
                 page_size=page_size,
-                num_qo_heads=group.num_qo_heads,
-                num_kv_heads=group.num_kv_heads,
-                head_dim=group.head_dim,
-                window=group.window,
+                max_slots=max_slots,
+                max_context=max_context,
+                on_cpu=loaded.device == "cpu",
             )
             for group, count in zip(self.layout.groups, counts, strict=True)
         ]
@@ -114,3 +112,24 @@ class PagedModel:
         """Copies pages `(src, dst)` of `group`, in order (copy-on-write)."""
         for src, dst in copies:
             self.pools.copy_page(group, src, dst)
+
+
+def new_decode_plan(
+    group: KVGroup, *, num_pages: int, page_size: int, max_slots: int, max_context: int, on_cpu: bool
+) -> _core.DecodePlan:
+    """Makes the plan of one KV group. Its number of work items bounds the workspace of a decode launch.
+
+    On the CPU rows are cut at fixed chunks as long as projections are batch-invariant too (`MAX_PROJECTION_ROWS` in the
+    core): a decode step then gives a sequence the same bits alone and in a batch, at no cost.
+    """
+    return _core.DecodePlan(
+        max_slots=max_slots,
+        max_pages_per_slot=min(num_pages, -(-max_context // page_size) + 1),
+        num_pages=num_pages,
+        page_size=page_size,
+        num_qo_heads=group.num_qo_heads,
+        num_kv_heads=group.num_kv_heads,
+        head_dim=group.head_dim,
+        window=group.window,
+        batch_invariant=on_cpu and max_slots <= _core.MAX_PROJECTION_ROWS,
+    )
