@@ -46,6 +46,14 @@ test-full: install ## the complete parameter products
 	cargo test --release --workspace -- --include-ignored
 	$(BIN)/pytest
 
+# Torch is large, so it is installed only where its tests can run; elsewhere they are skipped and say why.
+.PHONY: test-gpu
+test-gpu: install ## the CUDA kernel on this host's GPU; skipped with a reason without one
+	if nvidia-smi -L >/dev/null 2>&1; then \
+	  $(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet --group gpu; \
+	fi
+	$(BIN)/pytest tests/cuda
+
 # The cfg changes every crate's fingerprint, so these builds have a target directory of their own.
 .PHONY: loom
 loom: ## check the lock-free parts under every interleaving that loom explores
