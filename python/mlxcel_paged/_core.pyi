@@ -30,6 +30,7 @@ __all__ = [
     "Reservation",
     "Slot",
     "StaleSlotError",
+    "StreamList",
     "__version__",
     "bench_plan",
     "bench_projection",
@@ -362,6 +363,28 @@ class Csr:
         """[batch] absolute position of the next token"""
 
 @final
+class StreamList:
+    """The work list in the CUDA kernel's form, see `kernels/cuda/README.md`. A copy."""
+
+    @property
+    def items(self) -> memoryview[int]:
+        """[num_items, 8] `kernels_cuda.ITEM_FIELDS`: slot, kv_begin, kv_end, flags (1 valid, 2 open end), out_row,
+        split, num_splits, partial_row; unused items 0. Worker w runs items w, w + num_workers, ... up to an unused one
+        """
+    @property
+    def num_workers(self) -> int:
+        """Workers per KV head."""
+    @property
+    def num_partial_rows(self) -> int:
+        """Workspace rows in use, below `2 * num_workers`; in a batch-invariant plan its `num_work_items` at most."""
+    @property
+    def num_steps(self) -> int:
+        """Calls of `advance` for which the list stays balanced, or in a batch-invariant plan equal to a new one.
+
+        2^64 - 1 stands for any number.
+        """
+
+@final
 class PlanSnapshot:
     """A consistent copy of a plan's state."""
 
@@ -540,6 +563,19 @@ class DecodePlan:
         """
     def export_csr(self) -> Csr:
         """Copies the batch into compact arrays."""
+    def stream_items(self, num_workers: int, num_items: int | None = None) -> StreamList:
+        """Divides the batch as it is now among the workers of the CUDA kernel. Leaves the plan and `work_items` alone.
+
+        The list covers every visible token once, whatever rows grow to, until a row comes, goes or loses head pages. It
+        has the cuts of `kernels_cuda.balanced_work_list`, or the plan's fixed chunks if that is batch invariant.
+
+        Args:
+            num_workers: workers per KV head: `multiprocessors // num_kv_heads`, 1 or more.
+            num_items: items of the list, padding included; None for enough for every batch of the plan.
+
+        Raises:
+            InvalidArgumentError: for a number out of range, or fewer items than this batch takes.
+        """
     def snapshot(self) -> PlanSnapshot:
         """Copies a consistent state; for any thread, without delaying the writer."""
     def identity(self) -> tuple[int, tuple[Slot, ...]]:

@@ -43,7 +43,7 @@ mod _core {
     #[pymodule_export]
     use super::slot::Slot;
     #[pymodule_export]
-    use super::snapshot::{Csr, PlanSnapshot};
+    use super::snapshot::{Csr, PlanSnapshot, StreamList};
     #[pymodule_export]
     use super::table::{Append, PageTable};
 

@@ -11,11 +11,11 @@ use pyo3::sync::MutexExt;
 use pyo3::types::{PyMemoryView, PyTuple};
 
 use crate::buffer::{Int32Array, count, int32_array, optional_count, page_ids};
-use crate::errors::CoreResult;
+use crate::errors::{CoreError, CoreResult};
 use crate::plan_config::{Argument, Optional, heads, set_options};
 use crate::pool::page_id;
 use crate::slot::Slot;
-use crate::snapshot::{Csr, PlanSnapshot};
+use crate::snapshot::{Csr, PlanSnapshot, StreamList};
 
 /// The plan of one KV group's decode batch: row table and balanced work list.
 #[pyclass(frozen, module = "mlxcel_paged._core")]
@@ -213,6 +213,19 @@ impl DecodePlan {
     fn export_csr(&self, py: Python<'_>) -> PyResult<Csr> {
         let csr = self.lock(py).export_csr();
         Csr::new(py, csr)
+    }
+
+    #[pyo3(signature = (num_workers, num_items = None))]
+    fn stream_items(
+        &self,
+        num_workers: Argument<'_, '_>,
+        num_items: Optional<'_, '_>,
+    ) -> PyResult<StreamList> {
+        let py = num_workers.py();
+        let (num_workers, num_items) =
+            (count("num_workers", num_workers)?, optional_count("num_items", num_items)?);
+        let list = self.lock(py).stream_items(num_workers, num_items).map_err(CoreError::from)?;
+        StreamList::new(py, &list)
     }
 
     fn snapshot(&self, py: Python<'_>) -> PyResult<PlanSnapshot> {

@@ -1,6 +1,6 @@
-//! Copies of a plan's state for Python: compact CSR and snapshots.
+//! Copies of a plan's state for Python: compact CSR, snapshots and the CUDA form of the work list.
 
-use paged_core::plan::WorkItem;
+use paged_core::plan::{StreamItem, WorkItem};
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 
@@ -54,6 +54,27 @@ impl PlanSnapshot {
             csr: Py::new(py, Csr::new(py, snapshot.csr)?)?,
             work_items: Int32Array::owned(py, items, Some(WorkItem::NUM_FIELDS))?.unbind(),
             is_work_current: snapshot.is_work_current,
+        })
+    }
+}
+
+/// The work list in the CUDA kernel's form.
+#[pyclass(frozen, get_all, module = "mlxcel_paged._core")]
+pub(crate) struct StreamList {
+    items: View,
+    num_workers: usize,
+    num_partial_rows: usize,
+    num_steps: usize,
+}
+
+impl StreamList {
+    pub(crate) fn new(py: Python<'_>, list: &paged_core::plan::StreamList) -> PyResult<Self> {
+        let fields = list.items.iter().flat_map(StreamItem::fields).collect();
+        Ok(Self {
+            items: Int32Array::owned(py, fields, Some(StreamItem::NUM_FIELDS))?.unbind(),
+            num_workers: list.num_workers,
+            num_partial_rows: list.num_partial_rows,
+            num_steps: list.num_steps,
         })
     }
 }

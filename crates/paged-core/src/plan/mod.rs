@@ -33,6 +33,7 @@
 //! ```
 //! `plan.row(r)` is the same view by batch row: the row of `q` and `out`. Rows are `0..num_rows`, in the order of admission.
 //! Items come longest first; work units are (item, KV head) pairs. Partial rows number at most `num_work_items`.
+//! [`DecodePlan::stream_items`] gives the CUDA kernel's form of the list.
 //!
 //! # Words
 //! * `length`: tokens in the table from `first_page_offset` on, the newest included. A window trims on top of it: the
@@ -51,6 +52,7 @@ mod edit;
 mod publish;
 mod resident;
 mod split;
+mod stream;
 mod validate;
 // Loom's atomics are not plain integers, so there is nothing to borrow.
 #[cfg(not(paged_loom))]
@@ -70,6 +72,7 @@ pub use config::{DEFAULT_WAVES, FIXED_CHUNK_TOKENS, MAX_SLOTS, MAX_WORK_ITEMS, P
 pub use csr::{Csr, CsrView, import_config};
 pub use publish::{PlanReader, PlanSnapshot};
 pub use split::{MIN_CHUNK_TOKENS, SLICE_TOKENS};
+pub use stream::{STREAM_IMBALANCE_BOUND, STREAM_QUANTUM_TOKENS, StreamItem, StreamList};
 #[cfg(not(paged_loom))]
 pub use view::PlanArray;
 pub use work::{MergeRow, Work, WorkItem};
@@ -121,6 +124,16 @@ pub struct DecodePlan {
 }
 
 const NO_ROW: u32 = u32::MAX;
+
+fn row_extent(resident: &Resident, slot: u32) -> RowExtent {
+    let index = slot as usize;
+    RowExtent {
+        slot,
+        length: own(&resident.lengths[index]) as usize,
+        first_page_offset: own(&resident.first_page_offsets[index]) as usize,
+        position: own(&resident.positions[index]) as usize,
+    }
+}
 
 impl DecodePlan {
     /// Builds a plan without rows. Its storage is fixed; memory is committed as rows are used.
@@ -220,15 +233,7 @@ impl DecodePlan {
             return false;
         }
         self.extents.clear();
-        for &index in &self.rows {
-            let index = index as usize;
-            self.extents.push(RowExtent {
-                slot: index as u32,
-                length: own(&self.resident.lengths[index]) as usize,
-                first_page_offset: own(&self.resident.first_page_offsets[index]) as usize,
-                position: own(&self.resident.positions[index]) as usize,
-            });
-        }
+        self.extents.extend(self.rows.iter().map(|&index| row_extent(&self.resident, index)));
         let num_old = self.work.items.len();
         self.work.split(&self.extents, &self.capacities);
         self.num_steps = 0;

@@ -222,7 +222,7 @@ impl SplitResult {
     }
 }
 
-fn visible_begin(row: &RowExtent, window: Option<usize>) -> usize {
+pub(super) fn visible_begin(row: &RowExtent, window: Option<usize>) -> usize {
     window.map_or(0, |window| row.length.saturating_sub(window))
 }
 
