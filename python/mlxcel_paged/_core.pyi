@@ -783,7 +783,7 @@ def bench_projection(num_rows: int, num_columns: int, depth: int, num_rounds: in
         Median microseconds of our projection of a few rows, and of the installed BLAS.
 
     Raises:
-        InvalidArgumentError: A size is 0, or `num_rows` is above 16.
+        InvalidArgumentError: A size is 0, `num_rows` is above 16, or no BLAS is installed.
     """
 
 def blas_num_calls() -> int:

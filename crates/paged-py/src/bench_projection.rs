@@ -7,8 +7,10 @@ use paged_core::attention::Executor;
 use paged_core::{Error, MAX_PROJECTION_ROWS, Projection};
 use pyo3::prelude::*;
 
-use crate::blas::{forward_sgemm, set_blas_threads};
+use crate::blas::{forward_sgemm, is_installed, set_blas_threads};
+use crate::buffer::count;
 use crate::errors::CoreResult;
+use crate::plan_config::Argument;
 
 /// More weights than any cache holds; calls take turns on them.
 const ROTATED_BYTES: usize = 256 << 20;
@@ -19,11 +21,22 @@ const MAX_SIZE: usize = 1 << 16;
 #[pyo3(signature = (num_rows, num_columns, depth, num_rounds))]
 pub(crate) fn bench_projection(
     py: Python<'_>,
-    num_rows: usize,
-    num_columns: usize,
-    depth: usize,
-    num_rounds: usize,
+    num_rows: Argument<'_, '_>,
+    num_columns: Argument<'_, '_>,
+    depth: Argument<'_, '_>,
+    num_rounds: Argument<'_, '_>,
 ) -> CoreResult<(f64, f64)> {
+    if !is_installed() {
+        return Err(Error::invalid(
+            "num_rows",
+            "no BLAS to compare with; call mlxcel_paged.blas.prepare() first",
+        )
+        .into());
+    }
+    let num_rows = count("num_rows", num_rows)?;
+    let num_columns = count("num_columns", num_columns)?;
+    let depth = count("depth", depth)?;
+    let num_rounds = count("num_rounds", num_rounds)?;
     for (argument, value, max) in [
         ("num_rows", num_rows, MAX_PROJECTION_ROWS),
         ("num_columns", num_columns, MAX_SIZE),

@@ -233,6 +233,12 @@ pub(crate) fn install_blas(path: &str) -> CoreResult<String> {
     Ok(config.to_string_lossy().trim().to_owned())
 }
 
+/// Whether `install_blas` has succeeded.
+pub(crate) fn is_installed() -> bool {
+    // Acquire pairs with the Release store in `install_blas`.
+    !SGEMM.address.load(Ordering::Acquire).is_null()
+}
+
 /// Sets how many threads of its own the installed BLAS uses; nothing if none is installed.
 pub(crate) fn set_blas_threads(num_threads: usize) {
     // Acquire pairs with the Release store in `install_blas`.

@@ -2,7 +2,9 @@
 
 use pyo3::prelude::*;
 
-use crate::errors::CoreError;
+use crate::buffer::count;
+use crate::errors::{CoreError, CoreResult};
+use crate::plan_config::Argument;
 
 /// A row of a plan's table, given to one sequence from `admit` to `retire`.
 #[pyclass(frozen, eq, hash, module = "mlxcel_paged._core")]
@@ -12,8 +14,17 @@ pub(crate) struct Slot(pub(crate) paged_core::Slot);
 #[pymethods]
 impl Slot {
     #[new]
-    fn new(index: u32, generation: u32) -> Self {
-        Self(paged_core::Slot { index, generation })
+    fn new(index: Argument<'_, '_>, generation: Argument<'_, '_>) -> CoreResult<Self> {
+        let number = |argument, value| {
+            let number = count(argument, value)?;
+            u32::try_from(number).map_err(|_| {
+                CoreError(paged_core::Error::invalid(argument, format!("{number}, expected less than 2^32")))
+            })
+        };
+        Ok(Self(paged_core::Slot {
+            index: number("index", index)?,
+            generation: number("generation", generation)?,
+        }))
     }
 
     #[getter]

@@ -49,8 +49,18 @@ class DecodeCall:
 Result = tuple[mx.array, mx.array | None]
 
 
-def choose_backend(backend: Any, *, num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int) -> str:
+def choose_backend(
+    backend: Any,
+    *,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    shape_arguments: tuple[str, str] = ("q", "k_pages"),
+) -> str:
     """Resolves `auto` and checks that the backend runs here and serves the shape.
+
+    `shape_arguments` are the caller's arguments that head_dim and page_size come from; errors name them.
 
     Raises:
         InvalidArgumentError: Unknown backend, or a shape that the CPU kernel does not serve.
@@ -68,10 +78,12 @@ def choose_backend(backend: Any, *, num_qo_heads: int, num_kv_heads: int, head_d
         if not on_cpu and not mx.metal.is_available():
             raise BackendUnavailableError("backend cpu would move the pools out of GPU memory (hint: use auto)")
         if head_dim not in HEAD_DIMS:
-            raise validation.invalid("q", f"head_dim must be one of {', '.join(map(str, HEAD_DIMS))}: {head_dim}")
+            raise validation.invalid(
+                shape_arguments[0], f"head_dim must be one of {', '.join(map(str, HEAD_DIMS))}: {head_dim}"
+            )
         if not servable:
             raise validation.invalid(
-                "k_pages", f"page_size must be between {MIN_PAGE_SIZE} and {MAX_PAGE_SIZE}: {page_size}"
+                shape_arguments[1], f"page_size must be between {MIN_PAGE_SIZE} and {MAX_PAGE_SIZE}: {page_size}"
             )
     return str(backend)
 

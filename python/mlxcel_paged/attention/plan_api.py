@@ -57,7 +57,14 @@ def plan_from_csr(
     validation.heads("num_qo_heads", qo, kv)
     visible = validation.window(window)
     csr = validation.csr(indptr, indices, last_page_len, first_page_offset, num_pages=pages, page_size=tokens)
-    chosen = choose_backend(backend, num_qo_heads=qo, num_kv_heads=kv, head_dim=dim, page_size=tokens)
+    chosen = choose_backend(
+        backend,
+        num_qo_heads=qo,
+        num_kv_heads=kv,
+        head_dim=dim,
+        page_size=tokens,
+        shape_arguments=("head_dim", "page_size"),
+    )
     plan = _core.DecodePlan.from_csr(
         csr.indptr,
         csr.indices,

@@ -5,7 +5,6 @@ Index arguments become contiguous int32 NumPy arrays here; nothing downstream se
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from mlxcel_paged.errors import InvalidArgumentError, InvalidTypeError
 IndexArray = Any  # NumPy or MLX array, or a sequence of ints
 Tensor = Any  # NumPy or MLX array
 
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _MAX_INT32 = 2**31 - 1
 _FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 LAYOUTS = ("NHD", "HND")
@@ -141,7 +141,7 @@ def tensor(argument: str, value: Tensor, ndim: int) -> mx.array:
     if isinstance(value, np.ndarray):
         if value.dtype not in (np.float32, np.float16):
             raise invalid_type(argument, f"expected float32 or float16 (bfloat16 as an MLX array), got {value.dtype}")
-        value = mx.array(value)
+        value = mx.array(np.ascontiguousarray(value))  # MLX takes no negative strides
     if not isinstance(value, mx.array):
         raise invalid_type(argument, f"expected an MLX or NumPy array, got {type(value).__name__}")
     if value.dtype not in _FLOATS:
@@ -263,8 +263,10 @@ def _real(argument: str, value: Any) -> float:
         raise invalid_type(argument, f"expected a number, got {type(value).__name__}")
     try:
         number = float(value)
+    except OverflowError:
+        raise invalid(argument, "must be finite in float32") from None
     except (TypeError, ValueError):
         raise invalid_type(argument, f"expected a number, got {type(value).__name__}") from None
-    if not math.isfinite(number):
-        raise invalid(argument, f"must be finite: {number}")
+    if not abs(number) <= _MAX_FLOAT32:
+        raise invalid(argument, f"must be finite in float32: {number}")
     return number

@@ -15,6 +15,7 @@ from mlxcel_paged.bench.timing import interleaved_medians
 # Pools rotate through more memory than any cache holds, so that every call reads its pages from memory.
 _ROTATED_BYTES = 512 << 20
 _ROOF = "roof"
+_MAX_POOLS = 64
 _ROUND_SECONDS = 0.2
 
 
@@ -86,15 +87,6 @@ def _time_backends(
     shape = (num_pages, num_kv_heads, page_size, head_dim)  # HND, see kvcache.pools; passed as views in NHD order
     pool_bytes = 2 * num_pages * page_size * num_kv_heads * head_dim * mx_dtype.size
     rng = np.random.default_rng(0)
-    with mx.stream(mx.cpu):
-        page = rng.standard_normal((1, *shape[1:]), np.float32)
-        num_pools = max(1, -(-_ROTATED_BYTES // pool_bytes))
-        memory = [(_filled(shape, mx_dtype, page), _filled(shape, mx_dtype, -page)) for _ in range(num_pools)]
-        pools = [(k_pages.swapaxes(1, 2), v_pages.swapaxes(1, 2)) for k_pages, v_pages in memory]
-        q = mx.random.normal((batch, num_qo_heads, head_dim), mx_dtype, key=mx.random.key(0))
-        mx.eval(q, pools)
-        as_bytes = [[pool.view(mx.uint8) for pool in pair] for pair in memory]
-        mx.eval(as_bytes)
     indptr = np.arange(0, num_pages + 1, pages_per_row, dtype=np.int32)
     indices = rng.permutation(num_pages).astype(np.int32)
     last_page_len = np.full(batch, context - (pages_per_row - 1) * page_size, np.int32)
@@ -112,6 +104,18 @@ def _time_backends(
             backend=backend,
         )
 
+    # Refuses shapes that no backend serves before any memory is taken.
+    plans = {backend: plan(backend) for backend in backends}
+    with mx.stream(mx.cpu):
+        page = rng.standard_normal((1, *shape[1:]), np.float32)
+        num_pools = min(_MAX_POOLS, max(1, -(-_ROTATED_BYTES // pool_bytes)))
+        memory = [(_filled(shape, mx_dtype, page), _filled(shape, mx_dtype, -page)) for _ in range(num_pools)]
+        pools = [(k_pages.swapaxes(1, 2), v_pages.swapaxes(1, 2)) for k_pages, v_pages in memory]
+        q = mx.random.normal((batch, num_qo_heads, head_dim), mx_dtype, key=mx.random.key(0))
+        mx.eval(q, pools)
+        as_bytes = [[pool.view(mx.uint8) for pool in pair] for pair in memory]
+        mx.eval(as_bytes)
+
     def launch(plan: Any, turn: list[int]) -> None:
         k_pages, v_pages = pools[turn[0] % len(pools)]
         turn[0] += 1
@@ -122,7 +126,7 @@ def _time_backends(
             _core.cpu_read_seconds(part)
         turn[0] += 1
 
-    arms = {backend: partial(launch, plan(backend), [0]) for backend in backends}
+    arms = {backend: partial(launch, plans[backend], [0]) for backend in backends}
     seconds = interleaved_medians(
         {**arms, _ROOF: partial(read, [0])}, num_rounds=num_rounds, min_round_seconds=_ROUND_SECONDS
     )

@@ -56,6 +56,8 @@ def _ours(config: EngineConfig, num_tokens: int, num_rounds: int) -> float:
     from mlxcel_paged.models.paged_rows import PagedRows
 
     loaded = load_model(config.model, device="cpu", dtype=config.dtype, keep_quantized=config.keep_quantized)
+    if num_tokens > loaded.max_context:
+        raise ValueError(f"{num_tokens} tokens are beyond the context of {loaded.name}, {loaded.max_context}")
     tokens = prompt_tokens(loaded.tokenizer, num_tokens)
     model = PagedModel(
         loaded,

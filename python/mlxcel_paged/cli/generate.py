@@ -34,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     prompts = arguments.prompt if arguments.prompt is not None else [sys.stdin.read()]
+    if not all(prompts):
+        raise ValueError("a prompt is empty (hint: --prompt TEXT, or text on stdin)")
     if arguments.raw and arguments.system is not None:
         raise ValueError("--system needs the chat template; it excludes --raw")
     config = options.engine_config(arguments)

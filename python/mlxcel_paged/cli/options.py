@@ -106,13 +106,13 @@ def comma_list(choices: tuple[str, ...]) -> Any:
 
 
 def positive_int(text: str) -> int:
-    """An argparse type: an integer of at least 1."""
+    """An argparse type: an integer from 1 to 2^31 - 1."""
     try:
         value = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"not an integer: {text!r}") from None
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1: {value}")
+    if not 1 <= value < 1 << 31:
+        raise argparse.ArgumentTypeError(f"must be between 1 and {(1 << 31) - 1}: {value}")
     return value
 
 

@@ -21,6 +21,7 @@ from mlxcel_paged.engine.core import EngineCore, EngineModel
 from mlxcel_paged.engine.errors import EngineFailedError, EngineNotReadyError
 from mlxcel_paged.engine.mlx_thread import run_on_mlx_thread, stop_at_exit
 from mlxcel_paged.engine.stats import EngineState, EngineStats
+from mlxcel_paged.errors import PagedError
 from mlxcel_paged.request import FinishReason, InvalidRequestError, QueueFullError, Request, TokenEvent
 from mlxcel_paged.scheduler import SchedulerStats, Step
 
@@ -239,7 +240,9 @@ class Engine:
             self._loop(core)
             del core
         except BaseException as error:
-            logger.critical("the engine failed", exc_info=error)
+            # What is wrong with a model or a setting is told by whoever waits for the engine.
+            is_expected = self._core is None and isinstance(error, PagedError | ValueError)
+            logger.log(logging.DEBUG if is_expected else logging.CRITICAL, "the engine failed", exc_info=error)
             # The traceback would keep the model and its pages alive for as long as the engine is.
             self._close(EngineState.FAILED, error.with_traceback(None))
         else:

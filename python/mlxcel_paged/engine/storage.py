@@ -58,8 +58,7 @@ def storage_for_model(config: EngineConfig, model: object) -> StorageChoice:
     Raises:
         UnsupportedModelError: paged storage was asked for and the model cannot have it.
     """
-    from mlx_lm.models.cache import make_prompt_cache
-
+    from mlxcel_paged.models.dense_model import why_one_sequence
     from mlxcel_paged.models.kv_groups import kv_layout
 
     cannot_page = None
@@ -67,6 +66,4 @@ def storage_for_model(config: EngineConfig, model: object) -> StorageChoice:
         kv_layout(model)
     except UnsupportedModelError as error:
         cannot_page = str(error)
-    unbatched = {type(cache).__name__ for cache in make_prompt_cache(model) if not hasattr(cache, "merge")}
-    cannot_batch = f"{', '.join(sorted(unbatched))} holds one sequence" if unbatched else None
-    return choose_storage(config, cannot_page=cannot_page, cannot_batch=cannot_batch)
+    return choose_storage(config, cannot_page=cannot_page, cannot_batch=why_one_sequence(model))

@@ -28,7 +28,7 @@ class DenseModel:
         self._waiting: dict[Hashable, list[Any]] = {}
         self._batch: list[Any] = []
         self._rows: list[Hashable] = []
-        self.is_batchable = all(hasattr(cache, "merge") for cache in make_prompt_cache(loaded.model))
+        self.is_batchable = why_one_sequence(loaded.model) is None
 
     def prefill(self, sequence: Hashable, tokens: Sequence[int], start: int) -> None:
         """Computes the KV of a chunk of one prompt. No logits: the prompt's last token is its first decode row.
@@ -123,3 +123,15 @@ class DenseModel:
         else:
             self._batch = []
         self._rows = keys
+
+
+# Its attention multiplies scores of five axes with the mask of a padded batch, which has four.
+_NO_BATCH_MASK = "mlx_lm.models.gemma2"
+
+
+def why_one_sequence(model: object) -> str | None:
+    """Why mlx-lm's caches hold one sequence at a time of this model; None if they can be batched."""
+    if type(model).__module__ == _NO_BATCH_MASK:
+        return f"{_NO_BATCH_MASK} takes no padded batch"
+    unbatched = {type(cache).__name__ for cache in make_prompt_cache(model) if not hasattr(cache, "merge")}
+    return f"{', '.join(sorted(unbatched))} holds one sequence" if unbatched else None

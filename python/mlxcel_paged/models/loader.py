@@ -160,7 +160,7 @@ def _load_checkpoint(
 
 def _load_error(spec: str, error: Exception) -> Exception:
     if os.path.isdir(spec):
-        return InvalidModelError(f"the model in {spec} cannot be loaded: {error}")
+        return InvalidModelError(f"the model in {spec} cannot be loaded: {type(error).__name__}: {error}")
     return ModelNotFoundError(
         f"{spec} is no local path, and the Hugging Face hub did not provide it: {type(error).__name__}: {error}"
         f" (hint: check the name and the network, download it elsewhere and pass its directory, or use `{EMBEDDED}`)"

@@ -15,6 +15,7 @@ from typing import Protocol
 import uvicorn
 from starlette.types import ASGIApp
 
+from mlxcel_paged.errors import PagedError
 from mlxcel_paged.server.app import create_app
 from mlxcel_paged.server.config import ServerConfig
 from mlxcel_paged.server.engine_api import LOADING, READY, Engine
@@ -38,7 +39,7 @@ class HostedEngine(Engine, Protocol):
         """Why the state is `failed`."""
 
 
-class ListenError(RuntimeError):
+class ListenError(PagedError, RuntimeError):
     """The server cannot listen at its address."""
 
     slug = "cannot_listen"

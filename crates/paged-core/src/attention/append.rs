@@ -49,6 +49,7 @@ impl Append {
             pages.expect_apart(&new.k)?;
             pages.expect_apart(&new.v)?;
         }
+        v_pages.expect_distinct(k_pages)?;
         Ok(Self { k_new: Heads::new(&new.k), v_new: Heads::new(&new.v), k, v })
     }
 

@@ -188,6 +188,27 @@ impl<'a, const N: usize> Array<'a, N> {
         Ok(())
     }
 
+    /// No element is one of `other`, an array of the same shape. Interleaved views of one buffer pass; views whose strides
+    /// differ must not even meet.
+    pub(crate) fn expect_distinct(&self, other: &Self) -> Result<()> {
+        if self.expect_apart(other).is_ok() {
+            return Ok(());
+        }
+        let distance = other.data.addr().wrapping_sub(self.data.addr()) as isize;
+        let size = self.element.size_bytes() as isize;
+        let mut steps: Vec<(isize, isize)> = self
+            .shape
+            .iter()
+            .zip(self.strides)
+            .filter(|(n, _)| **n > 1)
+            .map(|(n, stride)| ((stride * size).abs(), *n as isize - 1))
+            .collect();
+        steps.sort_unstable_by(|a, b| b.cmp(a));
+        let overlaps =
+            self.strides != other.strides || distance % size != 0 || is_reachable(distance, &steps);
+        if overlaps { self.expect_apart(other) } else { Ok(()) }
+    }
+
     fn addresses(&self) -> (usize, usize) {
         let (low, high) = self.element_range().unwrap_or((0, 0));
         let size = self.element.size_bytes() as isize;
@@ -224,4 +245,17 @@ fn row_major<const N: usize>(shape: [usize; N]) -> Option<[isize; N]> {
         stride = stride.checked_mul(isize::try_from(shape[i]).ok()?.max(1))?;
     }
     Some(strides)
+}
+
+/// Whether `distance` is a sum of multiples of the steps, each at most its count either way. Steps are sorted, longest first, and
+/// each is longer than all behind it together, so only the two multiples next to the distance can work.
+fn is_reachable(distance: isize, steps: &[(isize, isize)]) -> bool {
+    let Some((&(step, count), rest)) = steps.split_first() else {
+        return distance == 0;
+    };
+    let below = distance.div_euclid(step);
+    [below, below + 1]
+        .into_iter()
+        .filter(|multiple| multiple.abs() <= count)
+        .any(|multiple| is_reachable(distance - multiple * step, rest))
 }
