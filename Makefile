@@ -31,7 +31,7 @@ install: $(VENV)/.deps ## build the Rust core and install everything into .venv
 	$(BIN)/maturin develop --release --extras $(EXTRA)
 
 .PHONY: run
-run: install ## install and serve the embedded model on http://$(HOST):$(PORT)
+run: install ## install and serve the embedded model (HOST=127.0.0.1 PORT=8080)
 	$(BIN)/mlxcel-paged serve --model embedded --host $(HOST) --port $(PORT)
 
 .PHONY: test test-rust test-python

@@ -11,6 +11,7 @@ from mlxcel_paged import _core, blas, env
 from mlxcel_paged.bench.environment import environment
 from mlxcel_paged.byte_size import format_bytes
 from mlxcel_paged.cli import options
+from mlxcel_paged.cli.main import MLX_EXTRAS
 from mlxcel_paged.cli.output import console, json_document
 from mlxcel_paged.config import EngineConfig
 from mlxcel_paged.errors import PagedError
@@ -30,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         write(document)
     if not arguments.json:
         for name, value in _flat(document):
-            console.out(f"{name:32} {value}")
+            print(f"{name:32} {value}")
     return EXIT_PROBLEM if document["problems"] else 0
 
 
@@ -55,9 +56,7 @@ def examine(config: EngineConfig) -> dict[str, Any]:
         }
     except ImportError as error:
         document["backend"] = None
-        problems.append(
-            f"MLX does not import: {error} (hint: pip install 'mlxcel-paged[cpu]', or [cuda13] on an NVIDIA machine)"
-        )
+        problems.append(f"MLX does not import: {error} (hint: pip install {MLX_EXTRAS})")
     document["model"] = None if problems else _model(config, problems)
     document["problems"] = problems
     return document

@@ -17,6 +17,7 @@ COMMANDS = {
     "doctor": "show versions, backend, BLAS, SIMD level and the path that a model would get",
 }
 EXIT_USAGE = 2
+MLX_EXTRAS = "'mlxcel-paged[cpu]', or [cuda13] on an NVIDIA machine"
 EXIT_INTERRUPTED = 130
 
 
@@ -43,6 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = arguments.run(arguments)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except ModuleNotFoundError as error:
+        if arguments.verbose or (error.name or "").partition(".")[0] not in ("mlx", "mlx_lm"):
+            raise
+        print(f"mlxcel-paged: error: {error} (hint: pip install {MLX_EXTRAS})", file=sys.stderr)
+        return EXIT_USAGE
     except (_core.PagedError, ValueError) as error:
         if arguments.verbose:
             raise
