@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -19,6 +20,7 @@ COMMANDS = {
 EXIT_USAGE = 2
 MLX_EXTRAS = "'mlxcel-paged[cpu]', or [cuda13] on an NVIDIA machine"
 EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,6 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = arguments.run(arguments)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left, as `head` does; nothing more can be written, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
     except ModuleNotFoundError as error:
         if arguments.verbose or (error.name or "").partition(".")[0] not in ("mlx", "mlx_lm"):
             raise
