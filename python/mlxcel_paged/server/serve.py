@@ -130,10 +130,10 @@ async def _announce(engine: HostedEngine, server: uvicorn.Server, url: str) -> b
 
 def example(engine: Engine, url: str) -> str:
     """A curl line that works with the loaded model."""
-    path, body = "/v1/completions", {"prompt": "The capital of France is", "max_tokens": 16}
+    path, body = "/v1/completions", {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0}
     if has_chat_template(engine.model.tokenizer):
         path = "/v1/chat/completions"
-        body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 32}
+        body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
     return f"curl {url}{path} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
 
 
