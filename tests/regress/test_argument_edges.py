@@ -102,3 +102,9 @@ def test_kernel_bench_refuses_a_shape_before_it_takes_memory(words: list[str]) -
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == EXIT_USAGE
     assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.parametrize("what", ["decode", "prefill"])
+def test_bench_does_not_ignore_a_device_that_it_cannot_measure(what: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", what, "--device", "gpu"]) == EXIT_USAGE
+    assert "--device gpu" in capfd.readouterr().err

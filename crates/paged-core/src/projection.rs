@@ -10,7 +10,8 @@
 use crate::attention::Executor;
 use crate::attention::simd::{Kernel, MAX_LANES, Simd, dispatch};
 
-/// Rows of A up to which streaming beats a packed product (measured against OpenBLAS, see ADR 0006).
+/// Rows of A that are served. Streaming beats a packed product up to about 8; from there to here it loses a little for the same bits in
+/// any batch (ADR 0006).
 pub const MAX_PROJECTION_ROWS: usize = 16;
 
 /// Rows of A that share a pass over a tile of weights.

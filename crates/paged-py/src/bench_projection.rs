@@ -11,6 +11,7 @@ use crate::blas::{forward_sgemm, is_installed, set_blas_threads};
 use crate::buffer::count;
 use crate::errors::CoreResult;
 use crate::plan_config::Argument;
+use crate::sgemm::{NO_TRANSPOSE, ROW_MAJOR, TRANSPOSE};
 
 /// More weights than any cache holds; calls take turns on them.
 const ROTATED_BYTES: usize = 256 << 20;
@@ -82,7 +83,24 @@ fn measure(num_rows: usize, num_columns: usize, depth: usize, num_rounds: usize)
         let w = weights[(2 * round + 1) % num_copies * num_columns * depth..].as_ptr();
         let [m, n, k] = [num_rows, num_columns, depth].map(|size| size as i32);
         // SAFETY: as above.
-        unsafe { forward_sgemm(101, 111, 112, m, n, k, 1.0, a.as_ptr(), k, w, k, 0.0, c.as_mut_ptr(), n) };
+        unsafe {
+            forward_sgemm(
+                ROW_MAJOR,
+                NO_TRANSPOSE,
+                TRANSPOSE,
+                m,
+                n,
+                k,
+                1.0,
+                a.as_ptr(),
+                k,
+                w,
+                k,
+                0.0,
+                c.as_mut_ptr(),
+                n,
+            )
+        };
         let end = Instant::now();
         black_box(&c);
         if round > 0 {

@@ -10,9 +10,9 @@ use paged_core::{MAX_PROJECTION_ROWS, Projection};
 
 use crate::blas::{count_call, forward_sgemm};
 
-const ROW_MAJOR: c_int = 101;
-const NO_TRANSPOSE: c_int = 111;
-const TRANSPOSE: c_int = 112;
+pub(crate) const ROW_MAJOR: c_int = 101;
+pub(crate) const NO_TRANSPOSE: c_int = 111;
+pub(crate) const TRANSPOSE: c_int = 112;
 
 /// Slices are multiples of this many rows or columns, which OpenBLAS's micro-kernels divide.
 const SLICE_MULTIPLE: usize = 64;

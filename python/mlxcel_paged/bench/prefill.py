@@ -36,7 +36,7 @@ def bench_prefill(
     cases = []
     for arm in arms:
         progress(f"{arm}: {num_tokens} tokens")
-        seconds = _ours(config, num_tokens, num_rounds) if arm == "ours" else _stock(config.model, num_tokens)
+        seconds = _ours(config, num_tokens, num_rounds) if arm == "ours" else _stock(config, num_tokens)
         cases.append(
             {
                 "arm": arm,
@@ -80,8 +80,9 @@ def _ours(config: EngineConfig, num_tokens: int, num_rounds: int) -> float:
     return statistics.median(first_token() for _ in range(num_rounds))
 
 
-def _stock(model: str, num_tokens: int) -> float:
-    command = [sys.executable, "-m", "mlxcel_paged.bench.stock_prefill", model, str(num_tokens)]
+def _stock(config: EngineConfig, num_tokens: int) -> float:
+    arguments = {"model": config.model, "dtype": config.dtype, "keep_quantized": config.keep_quantized}
+    command = [sys.executable, "-m", "mlxcel_paged.bench.stock_prefill", json.dumps(arguments), str(num_tokens)]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     if finished.returncode != 0:
         raise StockRunError(f"{' '.join(command)} exited with {finished.returncode}: {finished.stderr.strip()[-2000:]}")

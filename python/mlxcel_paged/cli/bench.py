@@ -8,6 +8,7 @@ from typing import Any
 from mlxcel_paged import config
 from mlxcel_paged.cli import options
 from mlxcel_paged.cli.output import console, json_document, print_table
+from mlxcel_paged.config import EngineConfig
 
 EXIT_WRONG_PATH = 1
 
@@ -118,7 +119,7 @@ def _decode(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[st
     from mlxcel_paged.bench import decode
 
     document = decode.bench_decode(
-        options.engine_config(arguments, parallel=arguments.batch),
+        _cpu_config(arguments, parallel=arguments.batch),
         arms=arguments.arms,
         batch=arguments.batch,
         contexts=arguments.context or (4096,),
@@ -149,7 +150,7 @@ def _prefill(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[s
     from mlxcel_paged.bench import prefill
 
     document = prefill.bench_prefill(
-        options.engine_config(arguments),
+        _cpu_config(arguments),
         arms=arguments.arms,
         num_tokens=arguments.tokens,
         num_rounds=arguments.rounds,
@@ -170,6 +171,13 @@ def _projection(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dic
         rows=arguments.rows or projection.ROWS, num_rounds=arguments.rounds, progress=_progress
     )
     return document, document["cases"], 0
+
+
+def _cpu_config(arguments: argparse.Namespace, **overrides: Any) -> EngineConfig:
+    """The configuration of a measurement that runs on the CPU, whatever MLX's default device is."""
+    if arguments.device == "gpu":
+        raise ValueError(f"bench {arguments.what} measures the CPU; it excludes --device gpu")
+    return options.engine_config(arguments, **overrides)
 
 
 def _heads(text: str) -> tuple[int, int]:

@@ -120,11 +120,17 @@ mod tests {
     #[test]
     fn a_panic_of_a_helper_reaches_the_caller() {
         let caller = std::thread::current().id();
+        let helper_came = AtomicBool::new(false);
         let task = |_| {
             if std::thread::current().id() != caller {
+                // Release pairs with the Acquire load below.
+                helper_came.store(true, Ordering::Release);
                 panic!("on purpose");
             }
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            // Acquire pairs with the Release store above.
+            while !helper_came.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
         };
         let result = catch_unwind(AssertUnwindSafe(|| {
             Tasks::run(50, &task, |tasks| {
