@@ -53,17 +53,20 @@ class ContextLengthExceededError(InvalidRequestError):
 
 
 class QueueFullError(PagedError, RuntimeError):
-    """As many requests wait as may; try again later.
+    """As many requests, or prompt tokens, wait as may; try again later.
 
     Attributes:
         num_waiting: requests that wait.
+        num_waiting_tokens: their prompt tokens, if those are what is too many.
     """
 
     slug = "queue_full"
 
-    def __init__(self, num_waiting: int) -> None:
-        super().__init__(f"{num_waiting} requests are waiting already (hint: try again later)")
+    def __init__(self, num_waiting: int, num_waiting_tokens: int | None = None) -> None:
+        tokens = "" if num_waiting_tokens is None else f" with {num_waiting_tokens} prompt tokens"
+        super().__init__(f"{num_waiting} requests{tokens} are waiting already (hint: try again later)")
         self.num_waiting = num_waiting
+        self.num_waiting_tokens = num_waiting_tokens
 
 
 class FinishReason(Enum):

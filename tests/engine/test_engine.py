@@ -85,6 +85,54 @@ def test_requests_are_refused_with_the_reason(start_engine: StartEngine, gated: 
     assert {event.request_id for event in inbox.events} == {"a", "b", "c"}
 
 
+def test_several_requests_are_taken_together_or_not_at_all(start_engine: StartEngine, gated: type[GatedRunner]) -> None:
+    engine = start_engine(lambda _: scripted_core(max_batch_size=1, runner_type=gated), max_queued_requests=2)
+    inbox = Inbox()
+    assert engine.queue_room == 3
+    with pytest.raises(ContextLengthExceededError):
+        engine.submit_many([request("fits", [1]), request("long", [1] * 200)], inbox)
+    with pytest.raises(InvalidRequestError, match="unique"):
+        engine.submit_many([request("twin", [1]), request("twin", [1])], inbox)
+    with pytest.raises(InvalidRequestError, match="at most 2"):
+        engine.submit_many([request(str(index), [1]) for index in range(4)], inbox)
+    engine.submit_many([request("a", [1]), request("b", [2])], inbox)
+    assert gated.waiting.wait(60)
+    assert engine.queue_room == 1
+    with pytest.raises(QueueFullError, match="1 requests"):
+        engine.submit_many([request("c", [1]), request("d", [1])], inbox)
+    engine.submit(request("e", [3]), inbox)
+    assert engine.queue_room == 0
+    gated.gate.set()
+    inbox.wait_finished("a", "b", "e")
+    assert {event.request_id for event in inbox.events} == {"a", "b", "e"}
+    for name, token in (("a", 1), ("b", 2), ("e", 3)):
+        assert inbox.tokens(name) == solo([token], 10)
+
+
+def test_prompt_tokens_in_the_queue_are_bounded(start_engine: StartEngine, gated: type[GatedRunner]) -> None:
+    engine = start_engine(lambda _: scripted_core(max_batch_size=1, runner_type=gated), max_queued_tokens=10)
+    inbox = Inbox()
+    engine.submit(request("runs", [1] * 30), inbox)
+    assert gated.waiting.wait(60)
+    engine.submit(request("alone in the queue", [1] * 30), inbox)
+    with pytest.raises(QueueFullError, match="1 requests with 30 prompt tokens"):
+        engine.submit(request("refused", [1]), inbox)
+    engine.abort("alone in the queue")
+    gated.gate.set()
+    inbox.wait_finished("runs", "alone in the queue")
+    check_drained(engine)
+    gated.gate.clear()
+    gated.waiting.clear()
+    engine.submit(request("runs again", [1]), inbox)
+    assert gated.waiting.wait(60)
+    engine.submit(request("six", [1] * 6), inbox)
+    engine.submit(request("four", [1] * 4), inbox)
+    with pytest.raises(QueueFullError, match="10 prompt tokens"):
+        engine.submit(request("one", [1]), inbox)
+    gated.gate.set()
+    inbox.wait_finished("runs again", "six", "four")
+
+
 def test_while_loading_and_after_stopping_nothing_is_taken(start_engine: StartEngine) -> None:
     loaded = threading.Event()
 

@@ -73,23 +73,33 @@ class ScriptedEngine:
         pass
 
     def submit(self, request: Request, on_event: OnEvent) -> None:
+        self.submit_many([request], on_event)
+
+    def submit_many(self, requests: list[Request], on_event: OnEvent) -> None:
         with self._condition:
             if self.state != "ready":
                 raise EngineNotReadyError(f"the engine is {self.state}")
-            num_prompt_tokens, limit = len(request.prompt_token_ids), min(self.max_context, self.max_pool_tokens)
-            wanted = request.sampling.max_tokens
-            if num_prompt_tokens + (wanted != 0) > limit:
-                raise ContextLengthExceededError(num_prompt_tokens, limit, f"the context of {limit} tokens")
-            if max(request.prompt_token_ids) >= self.model.vocab_size:
-                raise InvalidRequestError("prompt", request.prompt_token_ids, "in range")
-            if len(self._waiting) >= self.max_waiting:
+            limit = min(self.max_context, self.max_pool_tokens)
+            for request in requests:
+                num_prompt_tokens, wanted = len(request.prompt_token_ids), request.sampling.max_tokens
+                if num_prompt_tokens + (wanted != 0) > limit:
+                    raise ContextLengthExceededError(num_prompt_tokens, limit, f"the context of {limit} tokens")
+                if max(request.prompt_token_ids) >= self.model.vocab_size:
+                    raise InvalidRequestError("prompt", request.prompt_token_ids, "in range")
+            if len(requests) > self.max_waiting - len(self._waiting):
                 raise QueueFullError(len(self._waiting))
-            room = limit - num_prompt_tokens
-            max_tokens = room if wanted is None else min(wanted, room)
-            self.num_submitted += 1
-            self.last_requests.append(request)
-            self._waiting[request.request_id] = Running(request, on_event, max_tokens)
+            for request in requests:
+                room, wanted = limit - len(request.prompt_token_ids), request.sampling.max_tokens
+                max_tokens = room if wanted is None else min(wanted, room)
+                self.num_submitted += 1
+                self.last_requests.append(request)
+                self._waiting[request.request_id] = Running(request, on_event, max_tokens)
             self._condition.notify_all()
+
+    @property
+    def queue_room(self) -> int | None:
+        with self._condition:
+            return self.max_waiting - len(self._waiting)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         with self._condition:

@@ -165,7 +165,7 @@ def test_a_bug_in_the_engines_submit_is_a_500_without_details(start, caplog: pyt
     def broken(*_args) -> None:
         raise KeyError("internals")
 
-    server.engine.submit = broken
+    server.engine.submit_many = broken
     error = error_of(server.post(URL, prompt="x"), 500)
     assert error["code"] == "internal_error"
     assert "internals" not in error["message"]

@@ -9,34 +9,25 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
-from mlxcel_paged._core import CorruptionError
 from mlxcel_paged.config import EngineConfig
 from mlxcel_paged.engine.core import EngineCore, EngineModel
 from mlxcel_paged.engine.errors import EngineFailedError, EngineNotReadyError
 from mlxcel_paged.engine.mlx_thread import run_on_mlx_thread, stop_at_exit
+from mlxcel_paged.engine.queue_limits import QueueLimits
 from mlxcel_paged.engine.stats import EngineState, EngineStats
+from mlxcel_paged.engine.step_loop import StepLoop
+from mlxcel_paged.engine.step_times import StepTimes
 from mlxcel_paged.errors import PagedError
-from mlxcel_paged.request import FinishReason, InvalidRequestError, QueueFullError, Request, TokenEvent
-from mlxcel_paged.scheduler import SchedulerStats, Step
+from mlxcel_paged.request import FinishReason, InvalidRequestError, Request, TokenEvent
+from mlxcel_paged.scheduler import SchedulerStats
 
 logger = logging.getLogger("mlxcel_paged")
 
 OnEvent = Callable[[TokenEvent], None]
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A step that was launched, or that failed to be; retired in order all the same."""
-
-    step: Step
-    launch: Any = None
-    error: Exception | None = None
 
 
 class Engine:
@@ -46,6 +37,7 @@ class Engine:
         config: what to load and how to run it.
         build: makes the core on the engine's thread; tests give their own.
         max_queued_requests: requests that may wait for a place; None is no bound.
+        max_queued_tokens: prompt tokens of the requests that wait; None is no bound.
     """
 
     def __init__(
@@ -54,10 +46,11 @@ class Engine:
         *,
         build: Callable[[EngineConfig], EngineCore] | None = None,
         max_queued_requests: int | None = 256,
+        max_queued_tokens: int | None = None,
     ) -> None:
         self.config = config
         self._build = build
-        self._max_queued_requests = max_queued_requests
+        self._queue_limits = QueueLimits(max_queued_requests, max_queued_tokens)
         self._wake = threading.Condition()
         # Guarded by _wake:
         self._state = EngineState.LOADING
@@ -66,14 +59,12 @@ class Engine:
         self._listeners: dict[str, OnEvent] = {}
         self._inbox: deque[Request | tuple[str, FinishReason]] = deque()
         self._num_inbox_requests = 0
+        self._num_inbox_tokens = 0
         self._stopping: bool | None = None  # None: no; True: drain first; False: abort first
         self._last_stats = SchedulerStats()
         self._last_launches: dict[str, int] = {}
         # Written by the engine's thread alone:
-        self._num_failed_steps = 0
-        self._busy_s = 0.0
-        self._model_s = 0.0
-        self._step_started_at: float | None = None
+        self._times = StepTimes()
         self._thread_ident: int | None = None
         self._ended: threading.Event | None = None  # None before start
 
@@ -131,35 +122,61 @@ class Engine:
             return self._ready_core().model
 
     def submit(self, request: Request, on_event: OnEvent) -> None:
-        """Queues a request; its max_tokens is clamped to what the context and the pool hold.
+        """Queues one request; see `submit_many`."""
+        self.submit_many((request,), on_event)
 
-        `on_event` is called in order on the engine's thread and must return at once; its last event has a finish
-        reason. If it raises, the request is aborted.
+    def submit_many(self, requests: Iterable[Request], on_event: OnEvent) -> None:
+        """Queues all of the requests, or none; max_tokens of each is clamped to what the context and the pool hold.
+
+        `on_event` is called in order on the engine's thread and must return at once; the last event of every request
+        has a finish reason. If it raises, the request is aborted.
 
         Raises:
-            InvalidRequestError: the request can never be served (ContextLengthExceededError: its prompt is too long),
-                or one of that name is alive.
-            QueueFullError: too many requests wait.
+            InvalidRequestError: one can never be served (ContextLengthExceededError: its prompt is too long), or one of
+                that name is alive.
+            QueueFullError: they and those that wait are more than may wait.
             EngineNotReadyError: the model is not loaded yet, or the engine is stopping.
             EngineFailedError: the engine failed.
         """
+        batch = list(requests)
         with self._wake:
             scheduler = self._ready_core().scheduler
-        scheduler.check(request)
+        for request in batch:
+            scheduler.check(request)
+        num_tokens = sum(len(request.prompt_token_ids) for request in batch)
         with self._wake:
             self._ready_core()
             if self._stopping is not None:
                 raise EngineNotReadyError("the engine is stopping")
-            if request.request_id in self._listeners:
-                raise InvalidRequestError("request_id", request.request_id, "unique among the requests that are alive")
-            # Requests that a free place is there for do not wait, they only were not seen yet.
-            num_waiting = scheduler.num_waiting + self._num_inbox_requests - scheduler.num_free_places
-            if self._max_queued_requests is not None and num_waiting >= self._max_queued_requests:
-                raise QueueFullError(num_waiting)
-            self._listeners[request.request_id] = on_event
-            self._inbox.append(request)
-            self._num_inbox_requests += 1
+            names = [request.request_id for request in batch]
+            for index, name in enumerate(names):
+                if name in self._listeners or name in names[:index]:
+                    raise InvalidRequestError("request_id", name, "unique among the requests that are alive")
+            self._queue_limits.check(
+                num_new=len(batch),
+                num_new_tokens=num_tokens,
+                num_queued=scheduler.num_waiting + self._num_inbox_requests,
+                num_queued_tokens=scheduler.num_waiting_tokens + self._num_inbox_tokens,
+                num_free_places=scheduler.num_free_places,
+            )
+            self._listeners.update(dict.fromkeys(names, on_event))
+            self._inbox.extend(batch)
+            self._num_inbox_requests += len(batch)
+            self._num_inbox_tokens += num_tokens
             self._wake.notify_all()
+
+    @property
+    def queue_room(self) -> int | None:
+        """Requests that `submit_many` would take now; None is no bound.
+
+        A server asks before it tokenizes: a refusal then costs next to nothing.
+        """
+        with self._wake:
+            if self._core is None:
+                return None
+            scheduler = self._core.scheduler
+            num_queued = scheduler.num_waiting + self._num_inbox_requests
+            return self._queue_limits.room(num_queued, scheduler.num_free_places)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """Withdraws a request; one that is not alive is ignored. Its pages are free within a step.
@@ -177,7 +194,7 @@ class Engine:
         with self._wake:
             core, state, num_inbox_requests = self._core, self._state, self._num_inbox_requests
         scheduler = self._last_stats if core is None else core.scheduler.stats()
-        started_at = self._step_started_at
+        times = self._times
         return EngineStats(
             state=state,
             num_requests_running=scheduler.num_running,
@@ -190,11 +207,11 @@ class Engine:
             num_generated_tokens=scheduler.num_generated_tokens,
             num_finished=scheduler.num_finished,
             num_steps=scheduler.num_steps,
-            num_failed_steps=self._num_failed_steps,
+            num_failed_steps=times.num_failed,
             decode_launches=self._last_launches if core is None else core.runner.outcomes(),
-            busy_s=self._busy_s,
-            model_s=self._model_s,
-            step_age_s=0.0 if started_at is None else time.monotonic() - started_at,
+            busy_s=times.busy_s,
+            model_s=times.model_s,
+            step_age_s=times.age_s,
             oldest_wait_s=scheduler.oldest_wait_s,
         )
 
@@ -249,13 +266,9 @@ class Engine:
             self._close(EngineState.STOPPED, None)
 
     def _loop(self, core: EngineCore) -> None:
-        flights: deque[_Flight] = deque()
+        loop = StepLoop(core, lambda events: self._deliver(core, events), self._times)
         while self._take_inbox(core):
-            self._step_started_at = time.monotonic()
-            started_at = time.perf_counter()
-            self._advance(core, flights)
-            self._busy_s += time.perf_counter() - started_at
-            self._step_started_at = None
+            loop.turn()
 
     def _take_inbox(self, core: EngineCore) -> bool:
         """Applies what other threads asked for, waiting for it when there is nothing to do; False when it is over."""
@@ -265,7 +278,6 @@ class Engine:
                 self._wake.wait_for(lambda: self._inbox or self._stopping is not None)
             commands = list(self._inbox)
             self._inbox.clear()
-            self._num_inbox_requests = 0
             stopping = self._stopping
         for command in commands:
             if isinstance(command, Request):
@@ -283,52 +295,9 @@ class Engine:
         except Exception as error:
             logger.exception("a request that was checked cannot be added")
             self._answer(core, TokenEvent(request.request_id, None, FinishReason.ERROR, error.with_traceback(None)))
-
-    def _advance(self, core: EngineCore, flights: deque[_Flight]) -> None:
-        """Launches the next step, and retires the oldest one once the pipeline is full or nothing more can start."""
-        scheduler = core.scheduler
-        step = scheduler.schedule()
-        events = scheduler.take_events()
-        self._deliver(core, events)
-        if step is not None:
-            flights.append(self._launch(core, step))
-        if step is None and not flights and not events and scheduler.has_work:
-            raise RuntimeError(f"no request can be scheduled: {scheduler.stats()}")
-        # After a failed launch nothing may be scheduled whose input that step should have sampled.
-        num_kept = 0 if step is None or flights[-1].error is not None else scheduler.config.pipeline_depth
-        while len(flights) > num_kept:
-            self._retire(core, flights.popleft())
-
-    def _launch(self, core: EngineCore, step: Step) -> _Flight:
-        started_at = time.perf_counter()
-        try:
-            return _Flight(step, launch=core.runner.launch(step))
-        except Exception as error:
-            return _Flight(step, error=error)
-        finally:
-            self._model_s += time.perf_counter() - started_at
-
-    def _retire(self, core: EngineCore, flight: _Flight) -> None:
-        """Commits a step, or ends its requests with the error that it raised."""
-        started_at = time.perf_counter()
-        error = flight.error
-        if error is None:
-            try:
-                result = core.runner.collect(flight.launch)
-            except Exception as raised:
-                error = raised
-        self._model_s += time.perf_counter() - started_at
-        if error is None:
-            self._deliver(core, core.scheduler.commit(flight.step, result))
-        else:
-            logger.error("step %d failed", flight.step.step_id, exc_info=error)
-            self._num_failed_steps += 1
-            # The traceback would keep the step's arrays and pages alive for as long as the caller keeps the error.
-            self._deliver(core, core.scheduler.fail(flight.step, error.with_traceback(None)))
-            if isinstance(error, CorruptionError):
-                raise error
-            if not core.scheduler.has_work:
-                core.scheduler.check_integrity()
+        with self._wake:  # from now on the scheduler counts it
+            self._num_inbox_requests -= 1
+            self._num_inbox_tokens -= len(request.prompt_token_ids)
 
     def _deliver(self, core: EngineCore, events: list[TokenEvent]) -> None:
         """Hands out events and lets the runner forget the sequences that ended."""
@@ -368,8 +337,8 @@ class Engine:
             self._state, self._failure, self._core = state, error, None
             listeners, self._listeners = self._listeners, {}
             self._inbox.clear()
-            self._num_inbox_requests = 0
-            self._step_started_at = None
+            self._num_inbox_requests = self._num_inbox_tokens = 0
+            self._times.end()
             self._wake.notify_all()
         for request_id, on_event in listeners.items():
             if error is None:

@@ -143,3 +143,13 @@ class PagedGroups:
         for table in sequence.tables:
             table.release()
         sequence.tables = []
+
+    def check_integrity(self, *, num_rows: int, is_idle: bool) -> None:
+        """Checks pools and plans against the number of decoding sequences; see `Scheduler.check_integrity`."""
+        for index, group in enumerate(self.groups):
+            group.pool.check_integrity()
+            group.plan.validate()
+            if group.plan.num_rows != num_rows:
+                raise RuntimeError(f"group {index}: {group.plan.num_rows} plan rows, {num_rows} decoding")
+            if is_idle and group.pool.num_used:
+                raise RuntimeError(f"group {index}: {group.pool.num_used} pages are held by no sequence")

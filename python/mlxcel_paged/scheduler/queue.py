@@ -21,6 +21,7 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._sequences: list[Sequence] = []
+        self.num_tokens = 0  # of all that wait
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -34,9 +35,13 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         bisect.insort(self._sequences, sequence, key=_arrival)
+        self.num_tokens += sequence.num_tokens
 
     def pop(self) -> Sequence:
-        return self._sequences.pop(0)
+        sequence = self._sequences.pop(0)
+        self.num_tokens -= sequence.num_tokens
+        return sequence
 
     def remove(self, sequence: Sequence) -> None:
         self._sequences.remove(sequence)
+        self.num_tokens -= sequence.num_tokens

@@ -210,6 +210,11 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of the requests in the queue; any thread may ask."""
+        return self._waiting.num_tokens
+
+    @property
     def num_free_places(self) -> int:
         """Sequences that may be admitted beside the running ones if pages allow; any thread may ask."""
         return max(0, self.config.max_batch_size - len(self._prefilling) - len(self._decoding))
@@ -233,13 +238,7 @@ class Scheduler:
             InvalidPlanError: a plan contradicts itself.
             RuntimeError: pages or slots are held by no sequence.
         """
-        for index, group in enumerate(self.groups.groups):
-            group.pool.check_integrity()
-            group.plan.validate()
-            if group.plan.num_rows != len(self._decoding):
-                raise RuntimeError(f"group {index}: {group.plan.num_rows} plan rows, {len(self._decoding)} decoding")
-            if not self.has_work and group.pool.num_used:
-                raise RuntimeError(f"group {index}: {group.pool.num_used} pages are held by no sequence")
+        self.groups.check_integrity(num_rows=len(self._decoding), is_idle=not self.has_work)
 
     # composing a step
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from mlxcel_paged.request import FinishReason, Request, TokenEvent
@@ -61,16 +61,20 @@ class Engine(Protocol):
     def model(self) -> ServedModel:
         """The loaded model; only while `ready`."""
 
-    def submit(self, request: Request, on_event: Callable[[TokenEvent], None]) -> None:
-        """Queues a request, its max_tokens clamped to what the context and the pool hold.
+    def submit_many(self, requests: Iterable[Request], on_event: Callable[[TokenEvent], None]) -> None:
+        """Queues all requests or none, max_tokens of each clamped to what the context and the pool hold.
 
-        `on_event` is called in order from the engine's thread; its last event has a finish reason.
+        `on_event` is called in order from the engine's thread; the last event of a request has a finish reason.
 
         Raises:
-            InvalidRequestError: it can never be served; with slug `context_length_exceeded` the prompt is too long.
+            InvalidRequestError: one can never be served; with slug `context_length_exceeded` its prompt is too long.
             QueueFullError: not now.
             EngineNotReadyError, EngineFailedError: the state is not `ready`, or is about to change.
         """
+
+    @property
+    def queue_room(self) -> int | None:
+        """Requests that `submit_many` would take now; None is no bound."""
 
     def abort(self, request_id: str, reason: FinishReason = ...) -> None:
         """Withdraws a request; one that is not alive is ignored. Its pages are free within a step.

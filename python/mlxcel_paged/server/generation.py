@@ -103,15 +103,10 @@ class Generation:
             ApiError: the engine refused one.
         """
         try:
-            for index, request in enumerate(self._requests):
-                self._service.engine.submit(request, self._on_event)
-                self._open.add(index)
-        except BaseException as error:
-            for index in self._open:
-                self._service.engine.abort(self._requests[index].request_id)
-            if isinstance(error, Exception):
-                raise self._refusal(error) from error
-            raise
+            self._service.engine.submit_many(self._requests, self._on_event)
+        except Exception as error:
+            raise self._refusal(error) from error
+        self._open.update(range(len(self._requests)))
         for request in self._requests:
             self._service.metrics.prompt_tokens.inc(len(request.prompt_token_ids))
         return self
