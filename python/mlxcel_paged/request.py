@@ -8,14 +8,17 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from mlxcel_paged.errors import PagedError
+from mlxcel_paged.grammar import Grammar
 
 _MAX_TOKEN_ID = 2**31 - 1
 _SEED_RANGE = range(-(2**63), 2**64)
+# OpenAI's bound of top_logprobs, and vLLM's default one.
+MAX_LOGPROBS = 20
 
 
 class InvalidRequestError(PagedError, ValueError):
@@ -80,7 +83,9 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of one request are chosen; mlx-lm's sampler semantics.
+    """How the tokens of one request are chosen; mlx-lm's sampler semantics, vLLM's penalties.
+
+    What changes logits comes in the order of both: bias, repetition, presence and frequency, then the grammar.
 
     Args:
         max_tokens: most tokens to generate, at least 0; None means as many as the context holds.
@@ -91,6 +96,16 @@ class SamplingParams:
         seed: start of the request's own random stream; None draws one.
         stop_token_ids: tokens that end the request besides the model's end-of-sequence tokens.
         ignore_eos: keep generating past the model's end-of-sequence tokens.
+        presence_penalty: taken off the logit of every token that was generated, in [-2, 2].
+        frequency_penalty: the same once per time that it was generated, in [-2, 2].
+        repetition_penalty: divides positive and multiplies negative logits of all tokens so far, the prompt too; 1 is off.
+        logit_bias: added to the logits of tokens; a mapping, or pairs of token id and finite number.
+        num_logprobs: how many of the most likely tokens are reported beside the sampled one; None reports nothing.
+        grammar: what the output must match; it ends with the model's end-of-sequence token.
+
+    Attributes:
+        edits_logits: whether logits are changed before a token is sampled.
+        needs_history: whether that depends on the tokens so far, so that they must be known in host memory.
 
     Raises:
         InvalidRequestError: a value is out of its range or of another type.
@@ -104,6 +119,14 @@ class SamplingParams:
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    num_logprobs: int | None = None
+    grammar: Grammar | None = None
+    edits_logits: bool = field(init=False, default=False)
+    needs_history: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -119,6 +142,25 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequestError("ignore_eos", self.ignore_eos, "true or false")
+        _check_float("presence_penalty", self.presence_penalty, minimum=-2.0, maximum=2.0)
+        _check_float("frequency_penalty", self.frequency_penalty, minimum=-2.0, maximum=2.0)
+        _check_float("repetition_penalty", self.repetition_penalty, maximum=math.inf)
+        if self.repetition_penalty == 0.0:
+            raise InvalidRequestError("repetition_penalty", self.repetition_penalty, "above 0")
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        if self.num_logprobs is not None:
+            _check_int("num_logprobs", self.num_logprobs, minimum=0)
+            if self.num_logprobs > MAX_LOGPROBS:
+                raise InvalidRequestError("num_logprobs", self.num_logprobs, f"at most {MAX_LOGPROBS}")
+        if self.grammar is not None and self.ignore_eos:
+            raise InvalidRequestError("ignore_eos", self.ignore_eos, "false with a grammar, which ends the output")
+        object.__setattr__(self, "needs_history", self.has_penalties or self.grammar is not None)
+        object.__setattr__(self, "edits_logits", self.needs_history or bool(self.logit_bias))
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether a penalty is on."""
+        return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
 
     @property
     def is_greedy(self) -> bool:
@@ -154,18 +196,33 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one step, of the model's own distribution: before temperature, penalties and filters.
+
+    Attributes:
+        logprob: of the token that was sampled; may be -inf, where a bias forced what the model rules out.
+        top: the most likely tokens and theirs, most likely first, as many as were asked for.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """One step of a request's life, delivered in order; the last one has a finish_reason.
 
     `token_id` is the token generated in this step, or None when the request ended without one (abort, error,
     max_tokens 0). An event with LENGTH usually carries the last token. An event with STOP carries the stop
-    token itself: it counts as generated, and it is not part of the text.
+    token itself: it counts as generated, and it is not part of the text. `logprobs` comes with every token if the
+    request asked for it.
     """
 
     request_id: str
     token_id: int | None = None
     finish_reason: FinishReason | None = None
     error: Exception | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 def _check_int(param: str, value: object, *, minimum: int) -> None:
@@ -175,15 +232,16 @@ def _check_int(param: str, value: object, *, minimum: int) -> None:
         raise InvalidRequestError(param, value, f"at least {minimum}")
 
 
-def _check_float(param: str, value: object, *, maximum: float) -> None:
+def _check_float(param: str, value: object, *, maximum: float, minimum: float = 0.0) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidRequestError(param, value, "a number")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not (math.isfinite(number) and 0.0 <= number <= maximum):
-        raise InvalidRequestError(param, value, f"between 0 and {maximum:g}" if maximum < math.inf else "at least 0")
+    if not (math.isfinite(number) and minimum <= number <= maximum):
+        expected = f"between {minimum:g} and {maximum:g}" if maximum < math.inf else f"finite and at least {minimum:g}"
+        raise InvalidRequestError(param, value, expected)
 
 
 def _token_ids(param: str, values: object) -> tuple[int, ...]:
@@ -199,3 +257,15 @@ def _token_ids(param: str, values: object) -> tuple[int, ...]:
         if isinstance(token_id, bool) or not hasattr(token_id, "__index__"):
             raise InvalidRequestError(param, token_id, "made of integer token ids")
     return _token_ids(param, [operator.index(token_id) for token_id in token_ids])
+
+
+def _logit_bias(values: object) -> tuple[tuple[int, float], ...]:
+    pairs = tuple(values.items()) if isinstance(values, Mapping) else values
+    if not isinstance(pairs, tuple) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise InvalidRequestError("logit_bias", values, "a mapping of token ids to numbers")
+    _token_ids("logit_bias", [token_id for token_id, _ in pairs])
+    for _, bias in pairs:
+        _check_float("logit_bias", bias, minimum=-math.inf, maximum=math.inf)
+    if len({token_id for token_id, _ in pairs}) != len(pairs):
+        raise InvalidRequestError("logit_bias", values, "free of repeated token ids")
+    return tuple(sorted(pairs))

@@ -67,3 +67,51 @@ def test_a_prompt_is_copied() -> None:
 def test_a_request_needs_a_name() -> None:
     with pytest.raises(InvalidRequestError, match="request_id"):
         Request("", [1])
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("presence_penalty", -2.01),
+        ("frequency_penalty", 2.01),
+        ("frequency_penalty", float("nan")),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", -1.0),
+        ("repetition_penalty", float("inf")),
+        ("logit_bias", [1, 2]),
+        ("logit_bias", {1: float("inf")}),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {"1": 1.0}),
+        ("logit_bias", ((1, 1.0), (1, 2.0))),
+        ("num_logprobs", 21),
+        ("num_logprobs", -1),
+        ("num_logprobs", True),
+    ],
+)
+def test_penalties_bias_and_logprobs_out_of_range_name_their_field(param: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**{param: value})
+    assert caught.value.param == param
+
+
+def test_a_bias_is_kept_sorted_however_it_is_given() -> None:
+    expected = ((3, 0.5), (9, -100))
+    assert SamplingParams(logit_bias={9: -100, 3: 0.5}).logit_bias == expected  # type: ignore[arg-type]
+    assert SamplingParams(logit_bias=((9, -100), (3, 0.5))).logit_bias == expected
+
+
+@pytest.mark.parametrize(
+    ("sampling", "edits_logits", "needs_history"),
+    [
+        (SamplingParams(), False, False),
+        (SamplingParams(num_logprobs=3, seed=1), False, False),
+        (SamplingParams(logit_bias={1: 1.0}), True, False),  # type: ignore[arg-type]
+        (SamplingParams(presence_penalty=-1), True, True),
+        (SamplingParams(frequency_penalty=1), True, True),
+        (SamplingParams(repetition_penalty=1.1), True, True),
+    ],
+)
+def test_what_edits_logits_and_what_needs_the_tokens_so_far(
+    sampling: SamplingParams, edits_logits: bool, needs_history: bool
+) -> None:
+    assert (sampling.edits_logits, sampling.needs_history) == (edits_logits, needs_history)

@@ -18,12 +18,15 @@ def clamp_max_tokens(request: Request, config: SchedulerConfig, capacity_tokens:
 
     Raises:
         ContextLengthExceededError: the prompt can never be served.
-        InvalidRequestError: the prompt holds a token id outside the vocabulary.
+        InvalidRequestError: the prompt or the bias holds a token id outside the vocabulary.
     """
     num_prompt_tokens = len(request.prompt_token_ids)
     largest = max(request.prompt_token_ids)
     if largest >= config.vocab_size:
         raise InvalidRequestError("prompt", largest, f"made of token ids below {config.vocab_size}")
+    bias = request.sampling.logit_bias
+    if bias and bias[-1][0] >= config.vocab_size:
+        raise InvalidRequestError("logit_bias", bias[-1][0], f"about token ids below {config.vocab_size}")
     wanted = request.sampling.max_tokens
     room = config.max_context - num_prompt_tokens
     if room < (1 if wanted != 0 else 0):

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from mlxcel_paged.request import FinishReason, Request, TokenEvent
+from mlxcel_paged.request import FinishReason, Request, TokenEvent, TokenLogprobs
 from mlxcel_paged.scheduler.admission import can_admit, clamp_max_tokens
 from mlxcel_paged.scheduler.config import SchedulerConfig
 from mlxcel_paged.scheduler.groups import PagedGroup, PagedGroups
@@ -113,6 +113,7 @@ class Scheduler:
         *,
         token_id: int | None = None,
         error: Exception | None = None,
+        logprobs: TokenLogprobs | None = None,
     ) -> None:
         """Ends a sequence, whatever its state; the only way out, and idempotent.
 
@@ -128,7 +129,7 @@ class Scheduler:
         else:
             self._release(sequence)
         self._counters.num_finished[reason] += 1
-        self._events.append(TokenEvent(sequence.request_id, token_id, reason, error))
+        self._events.append(TokenEvent(sequence.request_id, token_id, reason, error, logprobs))
 
     # steps
 
@@ -167,19 +168,23 @@ class Scheduler:
         if len(result.token_ids) != len(step.decode):
             raise ValueError(f"{len(step.decode)} rows were decoded, got {len(result.token_ids)} tokens")
         self._retire(step)
-        for row, token_id in zip(step.decode, result.token_ids, strict=True):
+        for index, (row, token_id) in enumerate(zip(step.decode, result.token_ids, strict=True)):
             sequence = row.sequence
             if sequence.is_finished:
                 continue
             sequence.num_in_flight_tokens -= 1
+            if index in result.failures:
+                self.finish(sequence, FinishReason.ERROR, error=result.failures[index])
+                continue
+            logprobs = None if result.logprobs is None else result.logprobs[index]
             sequence.token_ids.append(token_id)
             self._counters.num_generated_tokens += 1
             if token_id in sequence.stop_token_ids:
-                self.finish(sequence, FinishReason.STOP, token_id=token_id)
+                self.finish(sequence, FinishReason.STOP, token_id=token_id, logprobs=logprobs)
             elif sequence.num_generated_tokens >= sequence.max_tokens:
-                self.finish(sequence, FinishReason.LENGTH, token_id=token_id)
+                self.finish(sequence, FinishReason.LENGTH, token_id=token_id, logprobs=logprobs)
             else:
-                self._events.append(TokenEvent(sequence.request_id, token_id))
+                self._events.append(TokenEvent(sequence.request_id, token_id, logprobs=logprobs))
         return self.take_events()
 
     def fail(self, step: Step, error: Exception) -> list[TokenEvent]:
@@ -265,6 +270,8 @@ class Scheduler:
 
     def _schedule_decode(self, step: Step) -> bool:
         """Gives every row of the batch room for its next token; False when a step in flight must be committed first."""
+        if any(row.num_in_flight_tokens and row.request.sampling.needs_history for row in self._decoding):
+            return False
         self._retire_heads()
         while True:
             newcomers = [sequence for sequence in self._prefilling if sequence.num_prefill_tokens == 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mlxcel_paged.request import SamplingParams
+from mlxcel_paged.request import SamplingParams, TokenLogprobs
 from mlxcel_paged.scheduler.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -81,6 +81,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One sampled token id per decode row, in the step's row order."""
+    """What came of a step's decode rows, in row order.
+
+    Attributes:
+        token_ids: the sampled token of each row.
+        logprobs: per row, None for those that did not ask; None altogether if no row did.
+        failures: rows that could not be sampled, by index; their tokens mean nothing.
+    """
 
     token_ids: list[int]
+    logprobs: list[TokenLogprobs | None] | None = None
+    failures: dict[int, Exception] = field(default_factory=dict)
