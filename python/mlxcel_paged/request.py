@@ -98,7 +98,7 @@ class SamplingParams:
         ignore_eos: keep generating past the model's end-of-sequence tokens.
         presence_penalty: taken off the logit of every token that was generated, in [-2, 2].
         frequency_penalty: the same once per time that it was generated, in [-2, 2].
-        repetition_penalty: divides positive and multiplies negative logits of all tokens so far, the prompt too; 1 is off.
+        repetition_penalty: divides positive, multiplies negative logits of all tokens so far, the prompt too; 1 is off.
         logit_bias: added to the logits of tokens; a mapping, or pairs of token id and finite number.
         num_logprobs: how many of the most likely tokens are reported beside the sampled one; None reports nothing.
         grammar: what the output must match; it ends with the model's end-of-sequence token.

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from mlxcel_paged.engine.logit_edits import LogitEdits
+from mlxcel_paged.engine.logprobs import Logprobs
 from mlxcel_paged.engine.sampler import Sampler
-from mlxcel_paged.scheduler import DecodeRow, Step
+from mlxcel_paged.scheduler import DecodeRow, Step, StepResult
 
 _CLEAR_CACHE_INTERVAL_STEPS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SampledStep:
+    """The outcome of a step's decode rows, perhaps still on its way.
+
+    Attributes:
+        token_ids: [num_rows], NumPy or MLX.
+        logprobs: if a row asked for them.
+        failures: rows that could not be sampled, by index.
+    """
+
+    token_ids: Any
+    logprobs: Logprobs | None
+    failures: dict[int, Exception]
+
+    def result(self) -> StepResult:
+        """Waits for the tokens."""
+        logprobs = None if self.logprobs is None else self.logprobs.per_row()
+        return StepResult(self.token_ids.tolist(), logprobs, self.failures)
 
 
 class DecodeTokens:
@@ -27,7 +51,9 @@ class DecodeTokens:
     def __init__(self, mx: Any, *, on_cpu: bool) -> None:
         self._mx = mx
         self._on_cpu = on_cpu
-        self._sampler = Sampler(np if on_cpu else mx)
+        self._xp = np if on_cpu else mx
+        self._sampler = Sampler(self._xp)
+        self._edits = LogitEdits(self._xp)
         self._previous: Any = None  # [rows of the last launched step] int32
 
     def inputs(self, rows: Seq[DecodeRow]) -> Any:
@@ -45,25 +71,31 @@ class DecodeTokens:
         known = mx.array([-1 if row.token_id is None else row.token_id for row in rows], dtype=mx.int32)
         return mx.where(known < 0, taken, known)
 
-    def sample(self, logits: Any, step: Step) -> Any:
+    def sample(self, logits: Any, step: Step) -> SampledStep:
         """Samples one token per row of `step`.
 
         Args:
             logits: [num_rows, vocab_size] float32.
-
-        Returns:
-            [num_rows] token ids; `.tolist()` waits for them.
         """
-        mx = self._mx
+        mx, rows = self._mx, step.decode
         if self._on_cpu:
             mx.eval(logits)
-            tokens = self._sampler.sample(np.array(logits, copy=False), step.decode)
-        else:
-            tokens = self._sampler.sample(logits, step.decode).astype(mx.int32)
+            logits = np.array(logits, copy=False)
+        edited, failures = self._edits.apply(logits, rows)
+        tokens = self._sampler.sample(edited, rows)
+        if not self._on_cpu:
+            tokens = tokens.astype(mx.int32)
             mx.async_eval(tokens)
             self._previous = tokens
+        logprobs = None
+        if any(row.sampling.num_logprobs is not None for row in rows):
+            logprobs = Logprobs(self._xp, logits, tokens, rows)
         self._tidy(step)
-        return tokens
+        return SampledStep(tokens, logprobs, failures)
+
+    def release(self, sequence_ids: Iterable[int]) -> None:
+        """Forgets sequences that ended or were preempted."""
+        self._edits.forget(sequence_ids)
 
     def skip(self, step: Step) -> None:
         """Notes a step that decodes nothing."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mlxcel_paged.engine.decode_tokens import DecodeTokens
+from mlxcel_paged.engine.decode_tokens import DecodeTokens, SampledStep
 from mlxcel_paged.scheduler import Step, StepResult
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class PagedRunner:
         self._model = model
         self._tokens = tokens
 
-    def launch(self, step: Step) -> Any:
+    def launch(self, step: Step) -> SampledStep | None:
         for copy in step.copies:
             self._model.copy_pages(copy.group, [(copy.src, copy.dst)])
         for chunk in step.prefill:
@@ -35,11 +35,11 @@ class PagedRunner:
         logits = self._model.decode(self._tokens.inputs(step.decode))
         return self._tokens.sample(logits, step)
 
-    def collect(self, launch: Any) -> StepResult:
-        return StepResult([] if launch is None else launch.tolist())
+    def collect(self, launch: SampledStep | None) -> StepResult:
+        return StepResult([]) if launch is None else launch.result()
 
     def release(self, sequence_ids: Seq[int]) -> None:
-        pass
+        self._tokens.release(sequence_ids)
 
     def outcomes(self) -> dict[str, int]:
         return self._model.outcomes.snapshot()
