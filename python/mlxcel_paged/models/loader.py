@@ -18,6 +18,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from mlxcel_paged.errors import BackendUnavailableError, InvalidModelError, ModelNotFoundError
 from mlxcel_paged.models.embedded import embedded_gguf
+from mlxcel_paged.models.flat_quantized import flatten_quantized
 
 EMBEDDED = "embedded"
 _REPOSITORY_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -81,8 +82,12 @@ def load_model(
     keep = keep_quantized or device == "gpu"
     path = _local_path(spec)
     if path is not None and path.is_file():
-        return _load_gguf(path, "SmolLM2-135M-Instruct" if spec == EMBEDDED else path.stem, device, chosen, keep)
-    return _load_checkpoint(spec if path is None else str(path), device, chosen, keep, trust_remote_code)
+        loaded = _load_gguf(path, "SmolLM2-135M-Instruct" if spec == EMBEDDED else path.stem, device, chosen, keep)
+    else:
+        loaded = _load_checkpoint(spec if path is None else str(path), device, chosen, keep, trust_remote_code)
+    if device == "gpu" and mx.cuda.is_available():
+        flatten_quantized(loaded.model)
+    return loaded
 
 
 def _use_device(device: Literal["cpu", "gpu"]) -> None:
