@@ -1,0 +1,195 @@
+"""Whole decode steps of Llama-3.1-8B shapes under MLX: mlx-lm's BatchGenerator, our fused arm, our gather arm.
+
+    python benchmarks/bench_step_mlx.py --out step.json                       # mlx-lm and fused, every cell, 5 pairs
+    python benchmarks/bench_step_mlx.py --out g.json --arms fused,gather --cells 4x4K,4x16K --pairs 5
+    python benchmarks/bench_step_mlx.py --out q.json --bits 4 --cells 16x4K
+    python benchmarks/bench_step_mlx.py --report step.json other.json         # one table out of several runs
+
+Random f16 weights, synthetic contexts, greedy, MLX's and mlx-lm's default settings. Each arm runs in a process of its
+own; processes take turns (A B A B ...), and a pair is one process of each arm. What is measured, medians over the timed
+steps of a process, then over processes; ratios are taken within a pair, then their median:
+
+- step: wall time between two deliveries of tokens, one step ahead (`async_eval` of the next step, then the last one's
+  tokens are read), in both.
+- host: from the start of a step until its `async_eval` returns.
+- device: events around every graph launch of eight further steps, summed. A graph that starts on an idle stream counts
+  from the launch call on.
+- peak: `mx.get_peak_memory()` over the timed steps, weights included; the JSON's `setup_peak_gb` covers admission.
+
+A cell is rejected if an attention launch took another path, if sequences are not as long as they must be, or if logits
+are not finite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import graph_counter
+from step_cells import ARMS, CELLS, SHAPES, TARGET_SHAPE
+from step_report import markdown, summarize
+
+HERE = Path(__file__).parent
+
+
+def preload_environment(folder: Path, wanted: bool) -> tuple[dict[str, str], str]:
+    """The workers' environment with the graph counter, if it can be built and MLX runs under it; and a remark."""
+    if not wanted:
+        return dict(os.environ), "off"
+    try:
+        environment = graph_counter.preload(graph_counter.build(folder))
+        probe = "import mlx.core as mx; mx.eval(mx.ones((4,)) + 1)"
+        subprocess.run([sys.executable, "-c", probe], env=environment, check=True, timeout=120, capture_output=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return dict(os.environ), f"unavailable: {error}"
+    return environment, "on"
+
+
+def run_worker(
+    options: argparse.Namespace, arm: str, environment: dict[str, str], folder: Path, timeout: float
+) -> list[dict[str, Any]]:
+    """One process of one arm; what it measured before it ended, in whatever way."""
+    out = folder / "result.jsonl"
+    out.unlink(missing_ok=True)
+    command = [sys.executable, str(HERE / "step_worker.py"), "--arm", arm, "--out", str(out)]
+    for name in ("cells", "shape", "device", "bits", "page_size", "warm_up", "steps"):
+        command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
+    ended = ""
+    try:
+        done = subprocess.run(command, env=environment, timeout=timeout, check=False, capture_output=True, text=True)
+        if done.returncode or done.stderr:
+            print(done.stderr[-3000:], file=sys.stderr, flush=True)
+        if done.returncode:
+            ended = f"the process ended with status {done.returncode}: {done.stderr[-300:]}"
+    except subprocess.TimeoutExpired:
+        ended = f"the process did not end within {timeout:.0f} s"
+    results = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    seen = {result["cell"] for result in results}
+    if ended:
+        results += [
+            {"cell": name, "arm": arm, "failed": ended} for name in options.cells.split(",") if name not in seen
+        ]
+    return results
+
+
+def device_name() -> str:
+    try:
+        query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm", "--format=csv,noheader"]
+        return subprocess.run(query, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return platform.processor() or platform.machine()
+
+
+def packages() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in ("mlx", "mlx-cuda-13", "mlx-lm", "mlxcel-paged"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    arms = options.arms.split(",")
+    began, longest = time.monotonic(), 0.0
+    results: list[dict[str, Any]] = []
+    note = "complete"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        environment, counter = preload_environment(folder, options.counter == "on")
+        for pair in range(options.pairs):
+            pair_began = time.monotonic()
+            if pair_began - began + longest > options.time_limit_s:
+                note = f"{pair} of {options.pairs} pairs: the time limit of {options.time_limit_s} s"
+                break
+            for arm in arms:
+                left = options.time_limit_s - (time.monotonic() - began)
+                measured = run_worker(options, arm, environment, folder, max(30.0, left))
+                results += [result | {"pair": f"{options.out.stem}:{pair}"} for result in measured]
+                write(options, results, counter, note)
+                print(progress_line(pair, arm, measured), flush=True)
+            longest = max(longest, time.monotonic() - pair_began)
+    return write(options, results, counter, note)
+
+
+def progress_line(pair: int, arm: str, results: list[dict[str, Any]]) -> str:
+    times = [f"{result['cell']} {result.get('step_ms', 'failed')}" for result in results]
+    return f"pair {pair + 1} {arm:7}" + "  ".join(times)
+
+
+def write(options: argparse.Namespace, results: list[dict[str, Any]], counter: str, note: str) -> dict[str, Any]:
+    document = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.argv]),
+        "device": device_name(),
+        "num_cores": os.cpu_count(),
+        "versions": packages(),
+        "shape": options.shape,
+        "bits": options.bits,
+        "page_size": options.page_size,
+        "warm_up": options.warm_up,
+        "steps": options.steps,
+        "graph_counter": counter,
+        "note": note,
+        "rows": summarize(results, options.bits, with_targets=options.shape == TARGET_SHAPE),
+        "results": results,
+    }
+    options.out.write_text(json.dumps(document, indent=1))
+    return document
+
+
+def report(paths: list[Path]) -> int:
+    """Prints one table a kind of weights, over all runs given."""
+    documents = [json.loads(path.read_text()) for path in paths]
+    for bits in sorted({document["bits"] for document in documents}):
+        results = [result for document in documents if document["bits"] == bits for result in document["results"]]
+        print(
+            f"\n{f'{bits}-bit' if bits else 'f16'} weights\n\n{markdown(summarize(results, bits, with_targets=True))}"
+        )
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("step.json"))
+    parser.add_argument("--report", type=Path, nargs="+", help="print the tables of finished runs and end")
+    parser.add_argument("--cells", default=",".join(CELLS))
+    parser.add_argument("--arms", default="mlx-lm,fused", help=f"in turn-taking order, out of {', '.join(ARMS)}")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--warm-up", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--bits", type=int, default=0, choices=(0, 4, 8))
+    parser.add_argument("--page-size", type=int, default=32, help="the engine's default")
+    parser.add_argument("--shape", default=TARGET_SHAPE, choices=SHAPES)
+    parser.add_argument("--device", default="gpu", choices=("gpu", "cpu"))
+    parser.add_argument("--counter", default="on", choices=("on", "off"), help="preload the graph counter")
+    parser.add_argument("--time-limit-s", type=float, default=540, help="no further pair is begun beyond it")
+    options = parser.parse_args()
+    if options.report:
+        return report(options.report)
+    for name, known in (("cells", CELLS), ("arms", ARMS)):
+        unknown = set(getattr(options, name).split(",")) - set(known)
+        if unknown:
+            parser.error(f"--{name}: unknown {', '.join(sorted(unknown))}; known: {', '.join(known)}")
+    if options.steps < 2:
+        parser.error("--steps must be at least 2")
+    document = measure(options)
+    print(markdown(document["rows"]))
+    failed = [result for result in document["results"] if "failed" in result or result["problems"]]
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
