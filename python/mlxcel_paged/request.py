@@ -209,6 +209,21 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestStart:
+    """How a request came to its first token.
+
+    Attributes:
+        queue_s: from its arrival to its first admission.
+        prefill_s: from there to its first token.
+        num_cached_tokens: prompt tokens whose keys and values were there already.
+    """
+
+    queue_s: float
+    prefill_s: float
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """One step of a request's life, delivered in order; the last one has a finish_reason.
 
@@ -223,6 +238,7 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     logprobs: TokenLogprobs | None = None
+    start: RequestStart | None = None  # with a request's first token
 
 
 def _check_int(param: str, value: object, *, minimum: int) -> None:

@@ -165,6 +165,9 @@ class ScriptedRunner:
     def outcomes(self) -> dict[str, int]:
         return {}
 
+    def prefill_outcomes(self) -> dict[str, int]:
+        return {}
+
     def _raise_if_asked(self, phase: str, step: Step) -> None:
         error = self.fail(phase, step)
         if error is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from mlxcel_paged.engine.errors import EngineFailedError, EngineNotReadyError
+from mlxcel_paged.engine.kv_stats import KVCacheStats, KVGroupStats
 from mlxcel_paged.request import (
     ContextLengthExceededError,
     FinishReason,
@@ -52,6 +53,7 @@ class ScriptedEngine:
     num_failed_steps: int = 0
     decode_launches: dict[str, int] = field(default_factory=dict)
     failure: BaseException | None = None
+    is_stalled: bool = False
 
     def __post_init__(self) -> None:
         self.model = SimpleNamespace(
@@ -111,23 +113,39 @@ class ScriptedEngine:
 
     def stats(self) -> SimpleNamespace:
         with self._condition:
+            num_used = sum(-(-self._length(running) // PAGE_SIZE) for running in self._running.values())
+            num_pages = self.max_pool_tokens // PAGE_SIZE
+            group = KVGroupStats(num_pages, num_used, 0, num_pages - num_used, 0, num_used)
             return SimpleNamespace(
                 num_requests_running=len(self._running),
                 num_requests_waiting=len(self._waiting),
-                kv_pages_used=sum(-(-self._length(running) // PAGE_SIZE) for running in self._running.values()),
-                kv_pages_total=self.max_pool_tokens // PAGE_SIZE,
+                num_queued_tokens=sum(len(waiting.request.prompt_token_ids) for waiting in self._waiting.values()),
+                kv=KVCacheStats(1 << 20, True, 1 << 10, 1 << 19, (group,), 0, 0, 0),
+                kv_pages_used=num_used,
                 num_preemptions=0,
                 num_prefilled_tokens=0,
                 num_steps=self.num_steps,
                 num_failed_steps=self.num_failed_steps,
+                num_stalled_steps=0,
                 decode_launches=dict(self.decode_launches),
+                prefill_launches={},
+                plan_changes={"admit": self.num_submitted},
+                memory_bytes={"active": 7, "cache": 0, "peak": 9},
+                busy_s=0.0,
+                model_s=0.0,
+                step_age_s=0.0,
+                oldest_wait_s=0.0,
             )
 
-    def stop(self) -> None:
+    def plan_events(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(body=lambda: {"cause": "admit"})]
+
+    def stop(self, *, timeout_s: float | None = None) -> bool:
         with self._condition:
             self._is_stopping = True
             self._condition.notify_all()
-        self._thread.join(10)
+        self._thread.join(10 if timeout_s is None else timeout_s)
+        return not self._thread.is_alive()
 
     # what tests do to it
 

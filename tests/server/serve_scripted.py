@@ -22,9 +22,10 @@ class LoadingEngine(ScriptedEngine):
     def start(self) -> None:
         threading.Thread(target=self._load).start()
 
-    def stop(self) -> None:
-        super().stop()
+    def stop(self, *, timeout_s: float | None = None) -> bool:
+        has_ended = super().stop(timeout_s=timeout_s)
         print("engine stopped", flush=True)
+        return has_ended
 
     def _load(self) -> None:
         time.sleep(0.3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 import pytest
 
@@ -193,13 +194,87 @@ def test_shutdown_lets_running_requests_finish(start) -> None:
     assert results[0].json()["choices"][0]["text"] == "ab" * 25
 
 
-def test_a_shutdown_that_takes_too_long_aborts_and_never_ends_a_stream_cleanly(start) -> None:
+def test_a_shutdown_that_takes_too_long_tells_every_client(start, caplog: pytest.LogCaptureFixture) -> None:
     server = start(ServerConfig(shutdown_timeout_s=1), step_s=0.01, max_context=10**6, max_pool_tokens=10**6)
-    body = json.dumps({"prompt": "x", "max_tokens": 10**6, "stream": True}).encode()
+    fields = {"prompt": "x", "max_tokens": 10**6}
+    thread, results = in_thread(lambda: server.post(URL, **fields))
+    body = json.dumps({**fields, "stream": True}).encode()
     with server.send_raw(URL, body) as connection:
-        wait_until(lambda: server.engine.num_tokens > 1, "it runs")
+        wait_until(lambda: server.engine.num_tokens > 10, "both run")
         server.server.should_exit = True
-        answer = read_all(connection)
-    assert b"[DONE]" not in answer
-    assert not answer.endswith(b"0\r\n\r\n")
+        answer = read_all(connection).decode()
+    thread.join()
+    assert error_of(results[0], 503)["code"] == "aborted"
+    events = [line.removeprefix("data: ") for line in answer.splitlines() if line.startswith("data: ")]
+    assert json.loads(events[-1])["error"]["code"] == "aborted"
+    assert "[DONE]" not in answer
     assert server.engine.num_alive == 0
+    assert "aborted 2 sequences" in caplog.text
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_a_client_that_does_not_read_delays_shutdown_for_a_moment_only(start, caplog, monkeypatch) -> None:
+    monkeypatch.setattr("mlxcel_paged.server.serve.UNREAD_PATIENCE_S", 1)
+    server = start(ServerConfig(shutdown_timeout_s=1), max_context=10**6, max_pool_tokens=10**6)
+    body = json.dumps({"prompt": "x" * 1000, "max_tokens": 200_000, "stream": True}).encode()
+    with server.send_raw(URL, body):
+        wait_until(lambda: server.engine.num_tokens > 20_000, "the socket's buffers are full")
+        server.close()
+    assert server.engine.num_alive == 0
+    assert "did not read" in caplog.text
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_while_draining_nothing_new_is_taken_and_what_runs_goes_on(start) -> None:
+    server = start(ServerConfig(keepalive_interval_s=0.05))
+    server.engine.hold()
+    thread, results = in_thread(lambda: server.post(URL, prompt="ab", max_tokens=4))
+    wait_until(lambda: server.engine.num_alive == 1, "submitted")
+    server.service.begin_drain()
+    assert error_of(server.client.get("/health"), 503)["code"] == "engine_stopped"
+    assert server.client.get("/health/live").status_code == 200
+    assert error_of(server.post(URL, prompt="x"), 503)["code"] == "engine_stopped"
+    time.sleep(0.2)  # several keep-alive intervals
+    server.engine.go_on()
+    thread.join()
+    assert results[0].json()["choices"][0]["text"] == "abab"
+
+
+def test_live_and_ready_are_two_questions(start) -> None:
+    server = start(state="loading")
+
+    def statuses() -> list[int]:
+        return [server.client.get(path).status_code for path in ("/health", "/health/ready", "/health/live")]
+
+    assert statuses() == [503, 503, 200]
+    server.engine.state = "ready"
+    assert statuses() == [200, 200, 200]
+    server.engine.is_stalled = True
+    assert error_of(server.client.get("/health"), 503)["code"] == "engine_stalled"
+    assert statuses() == [503, 503, 503]
+    server.engine.is_stalled = False
+    server.engine.state = "failed"
+    assert statuses() == [503, 503, 503]
+
+
+def test_a_flood_is_refused_before_anything_is_tokenized(start) -> None:
+    server = start(parallel=1, max_waiting=2)
+    server.engine.hold()
+    calls = []
+    inner = server.service.in_text_thread
+
+    async def counted(work):
+        calls.append(1)
+        return await inner(work)
+
+    server.service.in_text_thread = counted
+    waiters = [in_thread(lambda: server.post(URL, prompt="x", max_tokens=3)) for _ in range(2)]
+    wait_until(lambda: server.engine.num_alive == 2, "the queue is full")
+    for _ in range(5):
+        assert int(server.post(URL, prompt="y").headers["retry-after"]) >= 1
+    assert len(calls) == 2
+    assert server.metric("mlxcel_paged_request_rejection_time_seconds_count") == 5
+    server.engine.go_on()
+    for thread, results in waiters:
+        thread.join()
+        assert results[0].status_code == 200

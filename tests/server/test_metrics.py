@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from mlxcel_paged.server.config import ServerConfig
+
 from .running_server import RunningServer, wait_until
 
 NAMES = {
@@ -23,6 +25,22 @@ NAMES = {
     "mlxcel_paged_time_to_first_token_seconds": "histogram",
     "mlxcel_paged_inter_token_latency_seconds": "histogram",
     "mlxcel_paged_e2e_request_latency_seconds": "histogram",
+    "mlxcel_paged_time_per_output_token_seconds": "histogram",
+    "mlxcel_paged_request_queue_time_seconds": "histogram",
+    "mlxcel_paged_request_prefill_time_seconds": "histogram",
+    "mlxcel_paged_request_decode_time_seconds": "histogram",
+    "mlxcel_paged_request_rejection_time_seconds": "histogram",
+    "mlxcel_paged_num_queued_tokens": "gauge",
+    "mlxcel_paged_kv_pages_cached": "gauge",
+    "mlxcel_paged_kv_pages_reserved": "gauge",
+    "mlxcel_paged_kv_cache_usage_perc": "gauge",
+    "mlxcel_paged_mlx_memory_bytes": "gauge",
+    "mlxcel_paged_prefix_cache_queries": "counter",
+    "mlxcel_paged_prefix_cache_hits": "counter",
+    "mlxcel_paged_prefix_cache_evicted_pages": "counter",
+    "mlxcel_paged_requests_aborted": "counter",
+    "mlxcel_paged_stalled_steps": "counter",
+    "mlxcel_paged_plan_changes": "counter",
 }
 
 
@@ -83,3 +101,22 @@ def test_servers_of_one_process_count_apart(start) -> None:
     left, right = start(), start()
     left.complete(prompt="abc", max_tokens=3)
     assert right.metric("mlxcel_paged_prompt_tokens_total") == 0
+
+
+def test_cache_stats_are_those_of_the_engine(start) -> None:
+    server = start(parallel=1)
+    body = server.client.get("/v1/cache/stats").json()
+    assert body["object"] == "cache.stats"
+    [group] = body["groups"]
+    assert group["pages_used"] + group["pages_cached"] + group["pages_free"] == group["pages_total"] == 256
+    assert (body["budget_bytes"], body["workspace_bytes"]) == (1 << 20, 1 << 10)
+    server.engine.state = "loading"
+    assert server.client.get("/v1/cache/stats").status_code == 503
+    server.engine.state = "ready"
+
+
+def test_the_plan_log_is_there_only_when_asked_for(start) -> None:
+    assert start().client.get("/v1/debug/plan").status_code == 404
+    body = start(ServerConfig(debug_endpoints=True)).client.get("/v1/debug/plan").json()
+    assert body["events"] == [{"cause": "admit"}]
+    assert "counts" in body

@@ -13,6 +13,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s, this machine alone)")
     group.add_argument("--port", type=_port, default=8080, help="0 takes a free one (default: %(default)s)")
     group.add_argument("--served-model-name", metavar="NAME", help="name of the model in answers (default: its own)")
+    group.add_argument(
+        "--max-queued-requests",
+        type=options.positive_int,
+        default=256,
+        metavar="N",
+        help="sequences that may wait for a place; beyond it the answer is 429 (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-queued-tokens",
+        type=options.positive_int,
+        metavar="N",
+        help="prompt tokens of the sequences that wait; beyond it the answer is 429 (default: no bound)",
+    )
+    group.add_argument(
+        "--step-timeout",
+        type=_seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="a step that runs longer is reported and turns /health to 503; 0 for never (default: %(default)g)",
+    )
+    group.add_argument(
+        "--shutdown-timeout",
+        type=options.positive_int,
+        default=30,
+        metavar="SECONDS",
+        help="how long running requests may go on after SIGTERM (default: %(default)s)",
+    )
+    group.add_argument("--debug-endpoints", action="store_true", help="serve /v1/debug/plan")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -23,9 +51,22 @@ def run(arguments: argparse.Namespace) -> int:
     from mlxcel_paged.server.serve import serve
 
     server_config = ServerConfig(
-        host=arguments.host, port=arguments.port, served_model_name=arguments.served_model_name
+        host=arguments.host,
+        port=arguments.port,
+        served_model_name=arguments.served_model_name,
+        shutdown_timeout_s=arguments.shutdown_timeout,
+        debug_endpoints=arguments.debug_endpoints,
+        # The engine's queue refuses first; this bounds what is being tokenized or read besides.
+        max_open_sequences=max(1024, 2 * (arguments.max_queued_requests + arguments.parallel)),
     )
-    serve(Engine(config), server_config)
+    engine = Engine(
+        config,
+        max_queued_requests=arguments.max_queued_requests,
+        max_queued_tokens=arguments.max_queued_tokens,
+        step_timeout_s=arguments.step_timeout or None,
+        log_plan=arguments.debug_endpoints,
+    )
+    serve(engine, server_config)
     return 0
 
 
@@ -33,3 +74,13 @@ def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"not a port between 0 and 65535: {text!r}")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"not a number of seconds: {text!r}") from None
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"must be between 0 and 1e9 seconds: {text!r}")
+    return value

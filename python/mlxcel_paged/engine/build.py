@@ -96,7 +96,12 @@ def build_core_over(config: EngineConfig, loaded: LoadedModel) -> EngineCore:
     )
     model_view = EngineModel(loaded.name, loaded.tokenizer, vocab_size, max_context, loaded.device, storage, memory)
     logger.info("%s on %s storage: %s", loaded.name, storage.storage, storage.reason)
-    return EngineCore(model_view, scheduler, runner)
+    return EngineCore(model_view, scheduler, runner, mlx_memory_bytes)
+
+
+def mlx_memory_bytes() -> dict[str, int]:
+    """What MLX holds: in arrays, in its buffer cache, and at most so far in arrays."""
+    return {"active": mx.get_active_memory(), "cache": mx.get_cache_memory(), "peak": mx.get_peak_memory()}
 
 
 def plan_model_memory(

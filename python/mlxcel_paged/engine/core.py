@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mlxcel_paged.engine.memory import MemoryPlan
 from mlxcel_paged.engine.runner import Runner
+from mlxcel_paged.engine.stats import CoreStats
 from mlxcel_paged.engine.storage import StorageChoice
 from mlxcel_paged.scheduler import Scheduler
 
@@ -36,8 +38,24 @@ class EngineModel:
 
 @dataclass(frozen=True, slots=True)
 class EngineCore:
-    """Scheduler and runner over one model."""
+    """Scheduler and runner over one model.
+
+    Attributes:
+        memory_bytes: what MLX holds, by kind; called on the thread that owns it.
+    """
 
     model: EngineModel
     scheduler: Scheduler
     runner: Runner
+    memory_bytes: Callable[[], Mapping[str, int]] = dict
+
+    def stats(self) -> CoreStats:
+        """A snapshot; any thread may call it."""
+        changes = {str(cause): count for cause, count in self.scheduler.plan_log.counts.items()}
+        return CoreStats(
+            self.scheduler.stats(),
+            self.model.memory,
+            self.runner.outcomes(),
+            self.runner.prefill_outcomes(),
+            changes,
+        )

@@ -44,3 +44,6 @@ class DenseRunner:
 
     def outcomes(self) -> dict[str, int]:
         return {}
+
+    def prefill_outcomes(self) -> dict[str, int]:
+        return {}

@@ -10,20 +10,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 
 from mlxcel_paged.config import EngineConfig
 from mlxcel_paged.engine.core import EngineCore, EngineModel
 from mlxcel_paged.engine.errors import EngineFailedError, EngineNotReadyError
 from mlxcel_paged.engine.mlx_thread import run_on_mlx_thread, stop_at_exit
 from mlxcel_paged.engine.queue_limits import QueueLimits
-from mlxcel_paged.engine.stats import EngineState, EngineStats
+from mlxcel_paged.engine.stats import CoreStats, EngineState, EngineStats, engine_stats
 from mlxcel_paged.engine.step_loop import StepLoop
 from mlxcel_paged.engine.step_times import StepTimes
+from mlxcel_paged.engine.watchdog import Watchdog
 from mlxcel_paged.errors import PagedError
 from mlxcel_paged.request import FinishReason, InvalidRequestError, Request, TokenEvent
-from mlxcel_paged.scheduler import SchedulerStats
+from mlxcel_paged.scheduler.plan_log import PlanEvent
 
 logger = logging.getLogger("mlxcel_paged")
 
@@ -38,6 +38,8 @@ class Engine:
         build: makes the core on the engine's thread; tests give their own.
         max_queued_requests: requests that may wait for a place; None is no bound.
         max_queued_tokens: prompt tokens of the requests that wait; None is no bound.
+        step_timeout_s: a step that runs longer is reported, and makes `is_stalled`; None watches nothing.
+        log_plan: keep the last changes of the decode plans for `plan_events`.
     """
 
     def __init__(
@@ -47,6 +49,8 @@ class Engine:
         build: Callable[[EngineConfig], EngineCore] | None = None,
         max_queued_requests: int | None = 256,
         max_queued_tokens: int | None = None,
+        step_timeout_s: float | None = None,
+        log_plan: bool = False,
     ) -> None:
         self.config = config
         self._build = build
@@ -61,12 +65,14 @@ class Engine:
         self._num_inbox_requests = 0
         self._num_inbox_tokens = 0
         self._stopping: bool | None = None  # None: no; True: drain first; False: abort first
-        self._last_stats = SchedulerStats()
-        self._last_launches: dict[str, int] = {}
+        self._last_stats = CoreStats()
         # Written by the engine's thread alone:
         self._times = StepTimes()
+        self._memory_bytes: Mapping[str, int] = {}
         self._thread_ident: int | None = None
         self._ended: threading.Event | None = None  # None before start
+        self._log_plan = log_plan
+        self._watchdog = Watchdog(self._times, step_timeout_s, lambda: self._thread_ident)
 
     # any thread
 
@@ -189,30 +195,29 @@ class Engine:
                 self._inbox.append((request_id, reason))
                 self._wake.notify_all()
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the present step has run beyond the step timeout."""
+        return self._watchdog.is_stalled
+
+    def plan_events(self) -> list[PlanEvent]:
+        """The last changes of the decode plans, oldest first; empty unless `log_plan` was asked for."""
+        with self._wake:
+            return [] if self._core is None else self._core.scheduler.plan_log.events()
+
     def stats(self) -> EngineStats:
         """Returns a snapshot."""
         with self._wake:
-            core, state, num_inbox_requests = self._core, self._state, self._num_inbox_requests
-        scheduler = self._last_stats if core is None else core.scheduler.stats()
-        times = self._times
-        return EngineStats(
+            core, last_stats = self._core, self._last_stats
+            state, num_inbox_requests, num_inbox_tokens = self._state, self._num_inbox_requests, self._num_inbox_tokens
+        return engine_stats(
+            last_stats if core is None else core.stats(),
+            self._times,
             state=state,
-            num_requests_running=scheduler.num_running,
-            num_requests_waiting=scheduler.num_waiting + num_inbox_requests,
-            kv_pages_used=sum(scheduler.num_pages_used),
-            kv_pages_total=sum(scheduler.num_pages),
-            num_preemptions=scheduler.num_preemptions,
-            num_prompt_tokens=scheduler.num_prompt_tokens,
-            num_prefilled_tokens=scheduler.num_prefilled_tokens,
-            num_generated_tokens=scheduler.num_generated_tokens,
-            num_finished=scheduler.num_finished,
-            num_steps=scheduler.num_steps,
-            num_failed_steps=times.num_failed,
-            decode_launches=self._last_launches if core is None else core.runner.outcomes(),
-            busy_s=times.busy_s,
-            model_s=times.model_s,
-            step_age_s=times.age_s,
-            oldest_wait_s=scheduler.oldest_wait_s,
+            num_inbox_requests=num_inbox_requests,
+            num_inbox_tokens=num_inbox_tokens,
+            memory_bytes=self._memory_bytes,
+            is_stalled=self.is_stalled,
         )
 
     def stop(self, *, drain: bool = False, timeout_s: float | None = None) -> bool:
@@ -250,10 +255,14 @@ class Engine:
         try:
             assert self._build is not None
             core = self._build(self.config)
+            if self._log_plan:
+                core.scheduler.plan_log.enable()
+            self._memory_bytes = core.memory_bytes()
             with self._wake:
                 self._core = core
                 self._state = EngineState.READY
                 self._wake.notify_all()
+            self._watchdog.start()
             self._loop(core)
             del core
         except BaseException as error:
@@ -269,6 +278,7 @@ class Engine:
         loop = StepLoop(core, lambda events: self._deliver(core, events), self._times)
         while self._take_inbox(core):
             loop.turn()
+            self._memory_bytes = core.memory_bytes()
 
     def _take_inbox(self, core: EngineCore) -> bool:
         """Applies what other threads asked for, waiting for it when there is nothing to do; False when it is over."""
@@ -328,12 +338,11 @@ class Engine:
 
     def _close(self, state: EngineState, error: BaseException | None) -> None:
         """Ends the engine for good: first the state that refuses requests, then an answer for every one alive."""
+        self._watchdog.stop()
         with self._wake:
             if self._core is not None:
                 # Counters stay readable; what was held is given back with the core.
-                stats = self._core.scheduler.stats()
-                self._last_stats = replace(stats, num_running=0, num_waiting=0, num_pages_used=(), oldest_wait_s=0.0)
-                self._last_launches = self._core.runner.outcomes()
+                self._last_stats = self._core.stats().without_holdings()
             self._state, self._failure, self._core = state, error, None
             listeners, self._listeners = self._listeners, {}
             self._inbox.clear()

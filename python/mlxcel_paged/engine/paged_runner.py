@@ -43,3 +43,6 @@ class PagedRunner:
 
     def outcomes(self) -> dict[str, int]:
         return self._model.outcomes.snapshot()
+
+    def prefill_outcomes(self) -> dict[str, int]:
+        return self._model.outcomes.snapshot_prefill()

@@ -26,3 +26,6 @@ class Runner(Protocol):
 
     def outcomes(self) -> dict[str, int]:
         """Returns attention launches of decode steps by outcome; any thread may call it."""
+
+    def prefill_outcomes(self) -> dict[str, int]:
+        """Returns attention launches of prompt chunks by outcome; any thread may call it."""

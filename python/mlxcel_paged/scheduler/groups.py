@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mlxcel_paged._core import PageTable
 from mlxcel_paged.scheduler.estimate import max_pages_held, max_tokens_held
+from mlxcel_paged.scheduler.plan_log import PlanCause, PlanLog
 from mlxcel_paged.scheduler.sequence import Sequence
 from mlxcel_paged.scheduler.step import PageCopy, Step
 
@@ -30,11 +32,14 @@ class PagedGroup:
 
 
 class PagedGroups:
-    """All KV groups of a model."""
+    """All KV groups of a model. Every change of a plan goes through `plan_log`."""
 
-    def __init__(self, groups: Iterable[PagedGroup], prefill_chunk: int) -> None:
+    def __init__(self, groups: Iterable[PagedGroup], prefill_chunk: int, plan_log: PlanLog | None = None) -> None:
         self.groups = tuple(groups)
+        self.plan_log = plan_log or PlanLog()
         self._prefill_chunk = prefill_chunk
+        self.num_reserved = [0] * len(self.groups)
+        self.num_peak = [0] * len(self.groups)
 
     @property
     def capacity_tokens(self) -> int | None:
@@ -60,6 +65,17 @@ class PagedGroups:
             for index, table in enumerate(sequence.tables):
                 needed[index] += table.pages_needed(num_tokens)
         return needed
+
+    def book(self, prefilling: Iterable[Sequence]) -> None:
+        """Notes for other threads how many pages are held at most, and how many `prefilling` prompts still need."""
+        reserved = [0] * len(self.groups)
+        for sequence in prefilling:
+            final = self.max_pages(sequence.num_tokens)
+            for index, table in enumerate(sequence.tables):
+                reserved[index] += max(0, final[index] - table.num_pages)
+        self.num_reserved = reserved
+        for index, group in enumerate(self.groups):
+            self.num_peak[index] = max(self.num_peak[index], group.pool.num_used)
 
     def fits(self, needed: Iterable[int]) -> bool:
         """Whether that many pages per group are free."""
@@ -97,14 +113,19 @@ class PagedGroups:
         Raises:
             OutOfPagesError: a page is not free; ask `pages_needed` first.
         """
+        edit = self.plan_log.edit
         for sequence in rows:
             for index, table in enumerate(sequence.tables):
                 append = table.append(1)
+                if not append.copies and not append.new_pages:
+                    continue
+                plan, slot = self.groups[index].plan, sequence.slots[index]
                 for src, dst in append.copies:
                     step.copies.append(PageCopy(index, src, dst))
-                    self.groups[index].plan.replace_page(sequence.slots[index], table.num_pages - 1, dst)
+                    change = partial(plan.replace_page, slot, table.num_pages - 1, dst)
+                    edit(PlanCause.COPY_ON_WRITE, index, plan, slot, change)
                 for page in append.new_pages:
-                    self.groups[index].plan.append_page(sequence.slots[index], page)
+                    edit(PlanCause.PAGE_CROSSING, index, plan, slot, partial(plan.append_page, slot, page))
         for group in self.groups:
             if group.plan.num_rows:
                 group.plan.advance()
@@ -112,14 +133,23 @@ class PagedGroups:
             self.append_chunk(sequence, 1, step)
             sequence.slots = [
                 # Every held token is a token of the row; the plan's own window trims those out of view.
-                group.plan.admit(table.pages, table.num_held_tokens, 0, table.num_tokens)
-                for group, table in zip(self.groups, sequence.tables, strict=True)
+                edit(
+                    PlanCause.ADMIT,
+                    index,
+                    group.plan,
+                    None,
+                    partial(group.plan.admit, table.pages, table.num_held_tokens, 0, table.num_tokens),
+                )
+                for index, (group, table) in enumerate(zip(self.groups, sequence.tables, strict=True))
             ]
+        if self.plan_log.is_enabled:
+            for index, group in enumerate(self.groups):
+                self.plan_log.resplit(index, group.plan)
 
-    def leave_batch(self, sequence: Sequence) -> None:
+    def leave_batch(self, sequence: Sequence, cause: PlanCause = PlanCause.RETIRE) -> None:
         """Gives the sequence's plan slots back; the rows behind it move up."""
-        for group, slot in zip(self.groups, sequence.slots, strict=False):
-            group.plan.retire(slot)
+        for index, (group, slot) in enumerate(zip(self.groups, sequence.slots, strict=False)):
+            self.plan_log.edit(cause, index, group.plan, slot, partial(group.plan.retire, slot))
         sequence.slots = []
 
     def retire_head(self, sequence: Sequence, in_flight: Step | None) -> None:
@@ -136,7 +166,9 @@ class PagedGroups:
                 group.pool.release(held[num_retired:])
                 in_flight.parting_pages.append((group.pool, held[:num_retired]))
             if num_retired and sequence.slots:
-                group.plan.retire_head_pages(sequence.slots[index], num_retired, table.first_page_offset)
+                slot = sequence.slots[index]
+                change = partial(group.plan.retire_head_pages, slot, num_retired, table.first_page_offset)
+                self.plan_log.edit(PlanCause.HEAD_RETIRE, index, group.plan, slot, change)
 
     def release(self, sequence: Sequence) -> None:
         """Gives every page of the sequence back."""

@@ -14,17 +14,19 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
-from mlxcel_paged.request import FinishReason, Request, TokenEvent, TokenLogprobs
+from mlxcel_paged.request import FinishReason, Request, RequestStart, TokenEvent
 from mlxcel_paged.scheduler.admission import can_admit, clamp_max_tokens
 from mlxcel_paged.scheduler.config import SchedulerConfig
 from mlxcel_paged.scheduler.groups import PagedGroup, PagedGroups
+from mlxcel_paged.scheduler.plan_log import PlanCause, PlanLog
 from mlxcel_paged.scheduler.preempt import choose_victim
 from mlxcel_paged.scheduler.prefill import split_budget
 from mlxcel_paged.scheduler.queue import WaitingQueue
 from mlxcel_paged.scheduler.sequence import Sequence, SequenceStatus
 from mlxcel_paged.scheduler.stats import SchedulerCounters, SchedulerStats
-from mlxcel_paged.scheduler.step import DecodeRow, PrefillChunk, Step, StepResult
+from mlxcel_paged.scheduler.step import Step, StepResult
 
 _SEED_MASK = 2**64 - 1
 
@@ -111,13 +113,15 @@ class Scheduler:
         sequence: Sequence,
         reason: FinishReason,
         *,
-        token_id: int | None = None,
         error: Exception | None = None,
-        logprobs: TokenLogprobs | None = None,
+        last: TokenEvent | None = None,
     ) -> None:
         """Ends a sequence, whatever its state; the only way out, and idempotent.
 
         Its row leaves the plan at once. Its pages go back at once, or when the step in flight that uses them retires.
+
+        Args:
+            last: the event of its last token.
         """
         if sequence.is_finished:
             return
@@ -129,7 +133,8 @@ class Scheduler:
         else:
             self._release(sequence)
         self._counters.num_finished[reason] += 1
-        self._events.append(TokenEvent(sequence.request_id, token_id, reason, error, logprobs))
+        event = TokenEvent(sequence.request_id) if last is None else last
+        self._events.append(replace(event, finish_reason=reason, error=error))
 
     # steps
 
@@ -147,6 +152,7 @@ class Scheduler:
         self._drop_complete_rows()
         self._admit()
         step = Step(self._counters.num_steps)
+        self.plan_log.step_id = step.step_id
         if not self._schedule_decode(step) or not self._schedule_prefill(step):
             return None
         if not step.prefill and not step.decode:
@@ -154,6 +160,7 @@ class Scheduler:
         self._counters.num_steps += 1
         self._counters.num_prefilled_tokens += step.num_prefill_tokens
         self._in_flight.append(step)
+        self.groups.book(self._prefilling)
         return step
 
     def commit(self, step: Step, result: StepResult) -> list[TokenEvent]:
@@ -179,13 +186,19 @@ class Scheduler:
             logprobs = None if result.logprobs is None else result.logprobs[index]
             sequence.token_ids.append(token_id)
             self._counters.num_generated_tokens += 1
+            start = self._start_of(sequence) if sequence.num_generated_tokens == 1 else None
+            event = TokenEvent(sequence.request_id, token_id, logprobs=logprobs, start=start)
             if token_id in sequence.stop_token_ids:
-                self.finish(sequence, FinishReason.STOP, token_id=token_id, logprobs=logprobs)
+                self.finish(sequence, FinishReason.STOP, last=event)
             elif sequence.num_generated_tokens >= sequence.max_tokens:
-                self.finish(sequence, FinishReason.LENGTH, token_id=token_id, logprobs=logprobs)
+                self.finish(sequence, FinishReason.LENGTH, last=event)
             else:
-                self._events.append(TokenEvent(sequence.request_id, token_id, logprobs=logprobs))
+                self._events.append(event)
         return self.take_events()
+
+    def _start_of(self, sequence: Sequence) -> RequestStart:
+        queue_s = max(0.0, sequence.admitted_at - sequence.request.arrival_time)
+        return RequestStart(queue_s, self._clock() - sequence.admitted_at, sequence.num_cached_tokens)
 
     def fail(self, step: Step, error: Exception) -> list[TokenEvent]:
         """Retires the oldest step in flight without a result: its requests end with `error`, the others go on."""
@@ -203,6 +216,11 @@ class Scheduler:
         """Returns the ids of sequences that gave up their pages or caches since the last call."""
         released, self._released = self._released, []
         return released
+
+    @property
+    def plan_log(self) -> PlanLog:
+        """Why plans changed."""
+        return self.groups.plan_log
 
     @property
     def has_work(self) -> bool:
@@ -230,7 +248,11 @@ class Scheduler:
         return self._counters.snapshot(
             num_running=len(self._prefilling) + len(self._decoding),
             num_waiting=len(self._waiting),
+            num_waiting_tokens=self._waiting.num_tokens,
             num_pages_used=tuple(group.pool.num_used for group in self.groups.groups),
+            num_pages_cached=(0,) * len(self.groups.groups),
+            num_pages_reserved=tuple(self.groups.num_reserved if self._sequences else [0] * len(self.groups.groups)),
+            num_pages_peak=tuple(self.groups.num_peak),
             num_pages=tuple(group.pool.num_pages for group in self.groups.groups),
             oldest_wait_s=0.0 if head is None else max(0.0, self._clock() - head.request.arrival_time),
         )
@@ -263,6 +285,7 @@ class Scheduler:
             self._waiting.pop()
             if head.num_preemptions == 0:
                 self._counters.num_prompt_tokens += head.num_prompt_tokens
+                head.admitted_at = self._clock()
             head.status = SequenceStatus.PREFILL
             self.groups.open_tables(head)
             self._prefilling.append(head)
@@ -286,21 +309,8 @@ class Scheduler:
             self._prefilling.remove(sequence)
             sequence.status = SequenceStatus.DECODE
             self._decoding.append(sequence)
-        for index, sequence in enumerate(self._decoding):
-            is_known = sequence.num_in_flight_tokens == 0
-            step.decode.append(
-                DecodeRow(
-                    sequence,
-                    sequence.token_ids[-1] if is_known else None,
-                    sequence.last_row,
-                    sequence.num_computed_tokens,
-                    sequence.num_generated_tokens + sequence.num_in_flight_tokens,
-                )
-            )
-            sequence.num_computed_tokens += 1
-            sequence.num_in_flight_tokens += 1
-            sequence.last_step = step
-            sequence.last_row = index
+        for sequence in self._decoding:
+            step.add_row(sequence)
         return True
 
     def _schedule_prefill(self, step: Step) -> bool:
@@ -312,7 +322,8 @@ class Scheduler:
             for sequence, share in zip(self._prefilling, shares, strict=True):
                 num_tokens = self.groups.max_append(sequence, share)
                 if num_tokens:
-                    self._append_chunk(sequence, num_tokens, step)
+                    self.groups.append_chunk(sequence, num_tokens, step)
+                    step.add_chunk(sequence, num_tokens)
             if step.prefill or step.decode:
                 return True
             if self._in_flight:
@@ -320,13 +331,6 @@ class Scheduler:
             # Each prompt waits for pages that another holds, and no row is running that would give some back.
             self._give_way()
         return True
-
-    def _append_chunk(self, sequence: Sequence, num_tokens: int, step: Step) -> None:
-        start = sequence.num_computed_tokens
-        self.groups.append_chunk(sequence, num_tokens, step)
-        step.prefill.append(PrefillChunk(sequence, sequence.token_ids[start : start + num_tokens], start))
-        sequence.num_computed_tokens += num_tokens
-        sequence.last_step = step
 
     def _retire_heads(self) -> None:
         """Gives back the pages that windows have left: after a chunk, and where a row crosses into a new page."""
@@ -355,7 +359,7 @@ class Scheduler:
                 error=None if victim.num_generated_tokens else error,
             )
             return
-        self._leave(victim)
+        self._leave(victim, PlanCause.PREEMPT)
         self._release(victim)
         victim.status = SequenceStatus.WAITING
         victim.num_computed_tokens = 0
@@ -365,14 +369,14 @@ class Scheduler:
 
     # leaving
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: Sequence, cause: PlanCause = PlanCause.RETIRE) -> None:
         if sequence.status is SequenceStatus.WAITING:
             self._waiting.remove(sequence)
         elif sequence.status is SequenceStatus.PREFILL:
             self._prefilling.remove(sequence)
         elif sequence in self._decoding:
             self._decoding.remove(sequence)
-            self.groups.leave_batch(sequence)
+            self.groups.leave_batch(sequence, cause)
 
     def _release(self, sequence: Sequence) -> None:
         self.groups.release(sequence)

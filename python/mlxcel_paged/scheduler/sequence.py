@@ -41,12 +41,16 @@ class Sequence:
         num_in_flight_tokens: tokens that launched steps will append.
         last_step: the newest step that it takes part in.
         last_row: its row in the decode batch of `last_step`.
+        admitted_at: when it was first admitted, on the scheduler's clock.
+        num_cached_tokens: prompt tokens that its first admission found computed.
     """
 
     __slots__ = (
+        "admitted_at",
         "last_row",
         "last_step",
         "max_tokens",
+        "num_cached_tokens",
         "num_computed_tokens",
         "num_in_flight_tokens",
         "num_preemptions",
@@ -72,6 +76,8 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_in_flight_tokens = 0
         self.num_preemptions = 0
+        self.num_cached_tokens = 0
+        self.admitted_at = 0.0
         self.max_tokens = max_tokens
         self.seed = seed
         self.stop_token_ids = stop_token_ids

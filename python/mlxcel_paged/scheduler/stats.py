@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from mlxcel_paged.request import FinishReason
 
@@ -14,8 +15,15 @@ class SchedulerStats:
     Attributes:
         num_running: sequences that hold pages or caches.
         num_waiting: sequences in the queue, preempted ones included.
-        num_pages_used: pages held, per KV group.
+        num_waiting_tokens: tokens of the sequences in the queue.
+        num_pages_used: pages held by sequences, per KV group.
+        num_pages_cached: pages held by the prefix cache alone, per KV group.
+        num_pages_reserved: free pages that admitted prompts still need, per KV group.
+        num_pages_peak: most pages ever held at a time, per KV group.
         num_pages: pages of the pool, per KV group.
+        num_prefix_queries: prompt tokens that the prefix cache was asked for.
+        num_prefix_hits: of those, tokens that it had.
+        num_evicted_pages: cached pages given up for somebody else.
         oldest_wait_s: seconds that the head of the queue has waited since it arrived.
         num_finished: requests ended, by reason.
         num_prompt_tokens: prompt tokens of admitted requests, counted once.
@@ -25,8 +33,15 @@ class SchedulerStats:
 
     num_running: int = 0
     num_waiting: int = 0
+    num_waiting_tokens: int = 0
     num_pages_used: tuple[int, ...] = ()
+    num_pages_cached: tuple[int, ...] = ()
+    num_pages_reserved: tuple[int, ...] = ()
+    num_pages_peak: tuple[int, ...] = ()
     num_pages: tuple[int, ...] = ()
+    num_prefix_queries: int = 0
+    num_prefix_hits: int = 0
+    num_evicted_pages: int = 0
     oldest_wait_s: float = 0.0
     num_preemptions: int = 0
     num_finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
@@ -47,21 +62,10 @@ class SchedulerCounters:
         self.num_generated_tokens = 0
         self.num_steps = 0
 
-    def snapshot(
-        self,
-        *,
-        num_running: int,
-        num_waiting: int,
-        num_pages_used: tuple[int, ...],
-        num_pages: tuple[int, ...],
-        oldest_wait_s: float,
-    ) -> SchedulerStats:
+    def snapshot(self, **state: Any) -> SchedulerStats:
+        """Counters together with the present `state`: the other members of `SchedulerStats`."""
         return SchedulerStats(
-            num_running=num_running,
-            num_waiting=num_waiting,
-            num_pages_used=num_pages_used,
-            num_pages=num_pages,
-            oldest_wait_s=oldest_wait_s,
+            **state,
             num_preemptions=self.num_preemptions,
             num_finished=dict(self.num_finished),
             num_prompt_tokens=self.num_prompt_tokens,

@@ -69,6 +69,28 @@ class Step:
     parting: list[Sequence] = field(default_factory=list)
     parting_pages: list[tuple[PagePool, list[int]]] = field(default_factory=list)
 
+    def add_chunk(self, sequence: Sequence, num_tokens: int) -> None:
+        """Prefills the next `num_tokens` tokens of a prompt, whose pages are there."""
+        start = sequence.num_computed_tokens
+        self.prefill.append(PrefillChunk(sequence, sequence.token_ids[start : start + num_tokens], start))
+        sequence.num_computed_tokens += num_tokens
+        sequence.last_step = self
+
+    def add_row(self, sequence: Sequence) -> None:
+        """Decodes the next token of a sequence, the last row so far of the plan."""
+        is_known = sequence.num_in_flight_tokens == 0
+        row = DecodeRow(
+            sequence,
+            sequence.token_ids[-1] if is_known else None,
+            sequence.last_row,
+            sequence.num_computed_tokens,
+            sequence.num_generated_tokens + sequence.num_in_flight_tokens,
+        )
+        sequence.num_computed_tokens += 1
+        sequence.num_in_flight_tokens += 1
+        sequence.last_step, sequence.last_row = self, len(self.decode)
+        self.decode.append(row)
+
     @property
     def num_prefill_tokens(self) -> int:
         return sum(len(chunk.token_ids) for chunk in self.prefill)

@@ -11,9 +11,12 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from mlxcel_paged.server.access_log import AccessLog
+from mlxcel_paged.server.cache_stats import CacheStats
 from mlxcel_paged.server.chat import ChatCompletions
 from mlxcel_paged.server.completions import Completions
 from mlxcel_paged.server.config import ServerConfig
+from mlxcel_paged.server.debug import DebugPlan
+from mlxcel_paged.server.drain import QuietCancellation
 from mlxcel_paged.server.engine_api import Engine
 from mlxcel_paged.server.errors import ApiError, UnexpectedErrors, answer_api_error, answer_http_exception
 from mlxcel_paged.server.health import Health
@@ -32,17 +35,29 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
         finally:
             service.close()
 
-    models = Models(service)
+    models, health = Models(service), Health(service)
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", ChatCompletions(service), methods=["POST"]),
             Route("/v1/completions", Completions(service), methods=["POST"]),
             Route("/v1/models", models.list, methods=["GET"]),
             Route("/v1/models/{model:path}", models.retrieve, methods=["GET"]),
-            Route("/health", Health(service).endpoint, methods=["GET"]),
+            Route("/v1/cache/stats", CacheStats(service).endpoint, methods=["GET"]),
+            Route("/health", health.ready, methods=["GET"]),
+            Route("/health/ready", health.ready, methods=["GET"]),
+            Route("/health/live", health.live, methods=["GET"]),
             Route("/metrics", service.metrics.endpoint, methods=["GET"]),
+            *(
+                [Route("/v1/debug/plan", DebugPlan(service).endpoint, methods=["GET"])]
+                if config.debug_endpoints
+                else []
+            ),
         ],
-        middleware=[Middleware(AccessLog), Middleware(UnexpectedErrors)],
+        middleware=[
+            Middleware(QuietCancellation, service=service),
+            Middleware(AccessLog),
+            Middleware(UnexpectedErrors),
+        ],
         exception_handlers={ApiError: answer_api_error, HTTPException: answer_http_exception},
         lifespan=lifespan,
     )

@@ -24,6 +24,7 @@ class ServerConfig:
         keepalive_interval_s: A stream without a new token for this long gets an SSE comment. Until the first
             token or the first comment no headers are sent, so that an early failure still has its status code.
         shutdown_timeout_s: Seconds that running requests get to finish after SIGTERM.
+        debug_endpoints: Serve `/v1/debug/plan`.
 
     Raises:
         ValueError: A field is out of range; the message names it.
@@ -42,6 +43,7 @@ class ServerConfig:
     retry_after_s: int = 1
     keepalive_interval_s: float = 15.0
     shutdown_timeout_s: int = 30
+    debug_endpoints: bool = False
 
     def __post_init__(self) -> None:
         if not self.host:

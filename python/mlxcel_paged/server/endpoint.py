@@ -55,13 +55,15 @@ class GenerateEndpoint(ABC, Generic[PromptT]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
+        read_at: float | None = None
         try:
             members = await read_json_object(request, self._service.config.max_body_bytes)
+            read_at = time.monotonic()
             await until_disconnect(receive, self._answer(members, send))
         except (ClientDisconnect, ClientGoneError):
             scope["state"]["client_gone"] = True
         except ApiError as error:
-            self._service.metrics.rejected(error.code)
+            self._service.metrics.rejected(error.code, None if read_at is None else time.monotonic() - read_at)
             raise
 
     async def _answer(self, members: dict[str, object], send: Send) -> None:
@@ -74,8 +76,10 @@ class GenerateEndpoint(ABC, Generic[PromptT]):
         fields.finish()
         text.require_name(generation_fields.model)
         # Counted before anything costly is done for the request.
-        with service.open_sequences.holding(self.num_sequences(prompt)):
-            prompts = await self._encoded(text, prompt)
+        num_sequences = self.num_sequences(prompt)
+        with service.open_sequences.holding(num_sequences):
+            with service.encoding.holding(num_sequences):
+                prompts = await self._encoded(text, prompt)
             await self._generate(text, generation_fields, prompts, arrival_time, send)
 
     async def _encoded(self, text: ModelText, prompt: PromptT) -> list[list[int]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from mlxcel_paged.engine.kv_stats import KVCacheStats
 from mlxcel_paged.request import FinishReason, Request, TokenEvent
 
 LOADING, READY, FAILED = "loading", "ready", "failed"
@@ -27,16 +28,16 @@ class ServedModel(Protocol):
 
 
 class EngineStats(Protocol):
-    """A consistent look at the engine. Counters never fall."""
+    """A consistent look at the engine, see `mlxcel_paged.engine.stats`. Counters never fall."""
 
     @property
     def num_requests_running(self) -> int: ...
     @property
     def num_requests_waiting(self) -> int: ...
     @property
-    def kv_pages_used(self) -> int: ...
+    def num_queued_tokens(self) -> int: ...
     @property
-    def kv_pages_total(self) -> int: ...
+    def kv(self) -> KVCacheStats: ...
     @property
     def num_preemptions(self) -> int: ...
     @property
@@ -46,8 +47,30 @@ class EngineStats(Protocol):
     @property
     def num_failed_steps(self) -> int: ...
     @property
-    def decode_launches(self) -> Mapping[str, int]:
-        """Attention launches of decode steps, one per layer and step, by outcome."""
+    def num_stalled_steps(self) -> int: ...
+    @property
+    def decode_launches(self) -> Mapping[str, int]: ...
+    @property
+    def prefill_launches(self) -> Mapping[str, int]: ...
+    @property
+    def plan_changes(self) -> Mapping[str, int]: ...
+    @property
+    def memory_bytes(self) -> Mapping[str, int]: ...
+    @property
+    def busy_s(self) -> float: ...
+    @property
+    def model_s(self) -> float: ...
+    @property
+    def step_age_s(self) -> float: ...
+    @property
+    def oldest_wait_s(self) -> float: ...
+
+
+class PlanEvent(Protocol):
+    """One change of a decode plan."""
+
+    def body(self) -> dict[str, Any]:
+        """The event as JSON members."""
 
 
 class Engine(Protocol):
@@ -82,5 +105,12 @@ class Engine(Protocol):
         Args:
             reason: why; STOP for a stop string that was found.
         """
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether a step runs beyond the step timeout."""
+
+    def plan_events(self) -> Sequence[PlanEvent]:
+        """The last changes of the decode plans, oldest first."""
 
     def stats(self) -> EngineStats: ...

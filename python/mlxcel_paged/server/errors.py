@@ -110,3 +110,8 @@ def internal_error() -> ApiError:
 def engine_failed() -> ApiError:
     """A 503 that lasts until the server is started anew."""
     return ApiError(503, "engine_failed", "the engine has failed; the server's log has the cause")
+
+
+def aborted() -> ApiError:
+    """A 503 for a request that shutdown has cut short."""
+    return ApiError(503, "aborted", "the server is stopping and has aborted the request")

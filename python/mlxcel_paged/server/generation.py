@@ -12,11 +12,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from mlxcel_paged.engine.errors import EngineFailedError, EngineNotReadyError
 from mlxcel_paged.request import FinishReason, InvalidRequestError, Request, SamplingParams, TokenEvent
-from mlxcel_paged.server.errors import ApiError, engine_failed
+from mlxcel_paged.server.errors import ApiError, aborted, engine_failed
 from mlxcel_paged.server.limits import too_many_requests
 from mlxcel_paged.server.service import Service
 from mlxcel_paged.text.sequence_text import SequenceText
@@ -39,14 +39,18 @@ class Usage:
 
     num_prompt_tokens: int
     num_completion_tokens: int
+    num_cached_tokens: int = 0
 
-    def body(self) -> dict[str, int]:
+    def body(self) -> dict[str, Any]:
         """OpenAI's usage object."""
-        return {
+        body: dict[str, Any] = {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_completion_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
         }
+        if self.num_cached_tokens:
+            body["prompt_tokens_details"] = {"cached_tokens": self.num_cached_tokens}
+        return body
 
 
 class Generation:
@@ -81,7 +85,9 @@ class Generation:
         self._texts = [SequenceText(text.detokenizers.new(), stops) for _ in prompts]
         self._index_of = {request.request_id: index for index, request in enumerate(self._requests)}
         self._open: set[int] = set()
+        self._first_token_time: list[float | None] = [None] * len(prompts)
         self._last_token_time: list[float | None] = [None] * len(prompts)
+        self._num_cached_tokens = [0] * len(prompts)
         self._events: asyncio.Queue[TokenEvent] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
@@ -94,7 +100,8 @@ class Generation:
     def usage(self) -> Usage:
         """Tokens so far."""
         num_prompt_tokens = sum(len(request.prompt_token_ids) for request in self._requests)
-        return Usage(num_prompt_tokens, sum(text.num_tokens for text in self._texts))
+        num_completion_tokens = sum(text.num_tokens for text in self._texts)
+        return Usage(num_prompt_tokens, num_completion_tokens, sum(self._num_cached_tokens))
 
     def __enter__(self) -> Self:
         """Submits every sequence, or none.
@@ -102,9 +109,11 @@ class Generation:
         Raises:
             ApiError: the engine refused one.
         """
+        self._service.enter(self)
         try:
             self._service.engine.submit_many(self._requests, self._on_event)
         except Exception as error:
+            self._service.leave(self)
             raise self._refusal(error) from error
         self._open.update(range(len(self._requests)))
         for request in self._requests:
@@ -112,11 +121,20 @@ class Generation:
         return self
 
     def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        self._service.leave(self)
+        why = "sibling_failed" if kind is not None and issubclass(kind, ApiError) else "client_left"
         for index in list(self._open):
             self._close(index, FinishReason.ABORT.value)
+            self._service.metrics.aborted(why)
             self._service.engine.abort(self._requests[index].request_id)
+
+    def abort(self) -> int:
+        """Withdraws what runs and returns how many sequences that is; each is answered as aborted."""
+        for index in self._open:
+            self._service.engine.abort(self._requests[index].request_id)
+        return len(self._open)
 
     async def next_delta(self, timeout_s: float) -> Delta | None:
         """The next piece of text or finish of any sequence; None when nothing came for `timeout_s` seconds.
@@ -131,7 +149,7 @@ class Generation:
                     if delta is not None:
                         return delta
         except TimeoutError:
-            self._service.require_ready()
+            self._service.require_engine()
             return None
 
     def _on_event(self, event: TokenEvent) -> None:
@@ -147,9 +165,11 @@ class Generation:
             return None  # generated before the engine saw that its stop string had come
         if event.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             self._close(index, event.finish_reason.value)
+            if event.finish_reason is FinishReason.ABORT:
+                self._service.metrics.aborted("shutdown")
             raise self._failure(event)
         if event.token_id is not None:
-            self._observe_token(index)
+            self._observe_token(index, event)
         sequence = self._texts[index]
         text = sequence.take(event)
         if sequence.finish_reason is not None:
@@ -162,14 +182,20 @@ class Generation:
 
     def _close(self, index: int, reason: str) -> None:
         self._open.discard(index)
-        elapsed_s = time.monotonic() - self._requests[index].arrival_time
-        self._service.metrics.sequence_finished(reason, elapsed_s)
+        arrival_time = self._requests[index].arrival_time
+        self._service.metrics.sequence_finished(reason, time.monotonic() - arrival_time)
+        first, last = self._first_token_time[index], self._last_token_time[index]
+        if first is not None and last is not None:
+            self._service.metrics.decoded(last - first, self._texts[index].num_tokens)
 
-    def _observe_token(self, index: int) -> None:
+    def _observe_token(self, index: int, event: TokenEvent) -> None:
         now = time.monotonic()
         previous, self._last_token_time[index] = self._last_token_time[index], now
         if previous is None:
-            self._service.metrics.first_token(now - self._requests[index].arrival_time)
+            self._first_token_time[index] = now
+            if event.start is not None:
+                self._num_cached_tokens[index] = event.start.num_cached_tokens
+            self._service.metrics.first_token(now - self._requests[index].arrival_time, event.start)
         else:
             self._service.metrics.next_token(now - previous)
 
@@ -188,7 +214,7 @@ class Generation:
     def _failure(self, event: TokenEvent) -> ApiError:
         """What a sequence answers that the engine ended."""
         if event.finish_reason is FinishReason.ABORT:
-            return ApiError(503, "aborted", "the server is stopping and has aborted the request")
+            return aborted()
         if isinstance(event.error, InvalidRequestError):
             return self._invalid(event.error)
         if isinstance(event.error, EngineFailedError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from mlxcel_paged.server.engine_api import Engine
 from mlxcel_paged.server.errors import ApiError
 
 
@@ -39,6 +40,39 @@ class OpenSequences:
             yield
         finally:
             self.num_open -= num_sequences
+
+
+class EncodingSequences:
+    """Counts the sequences that are being tokenized, and refuses those that the engine's queue has no room for.
+
+    Asked before anything is tokenized: in a flood a refusal must not wait behind the prompts of others.
+
+    Args:
+        engine: whose queue it is.
+        retry_after_s: what a refused client is told to wait.
+    """
+
+    def __init__(self, engine: Engine, retry_after_s: int) -> None:
+        self.num_encoding = 0
+        self._engine = engine
+        self._retry_after_s = retry_after_s
+
+    @contextmanager
+    def holding(self, num_sequences: int) -> Iterator[None]:
+        """Counts new sequences in for the length of the block, which ends when they are submitted.
+
+        Raises:
+            ApiError: 429, the queue has no room for them.
+        """
+        room = self._engine.queue_room
+        # One request alone is the engine's to refuse: it knows what can never fit.
+        if room is not None and self.num_encoding + num_sequences > room and (self.num_encoding or room < 1):
+            raise too_many_requests("as many requests are waiting as may; try again later", self._retry_after_s)
+        self.num_encoding += num_sequences
+        try:
+            yield
+        finally:
+            self.num_encoding -= num_sequences
 
 
 def too_many_requests(message: str, retry_after_s: int) -> ApiError:

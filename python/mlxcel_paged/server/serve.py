@@ -13,16 +13,18 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
 
 from mlxcel_paged.errors import PagedError
 from mlxcel_paged.server.app import create_app
 from mlxcel_paged.server.config import ServerConfig
+from mlxcel_paged.server.drain import UNREAD_PATIENCE_S, DrainingServer
 from mlxcel_paged.server.engine_api import LOADING, READY, Engine
 from mlxcel_paged.server.protocol import ApiH11Protocol
 from mlxcel_paged.text.template import has_chat_template
 
 _STATE_POLL_S = 0.1
+_STOP_TIMEOUT_S = 30.0
 
 
 class HostedEngine(Engine, Protocol):
@@ -31,8 +33,12 @@ class HostedEngine(Engine, Protocol):
     def start(self) -> None:
         """Begins to load the model, in the engine's own thread."""
 
-    def stop(self) -> object:
-        """Ends the engine and waits for its thread; requests that still run are aborted."""
+    def stop(self, *, timeout_s: float | None = None) -> bool:
+        """Ends the engine and waits for its thread, which may hang in a step; requests that still run are aborted.
+
+        Returns:
+            Whether the thread has ended.
+        """
 
     @property
     def failure(self) -> BaseException | None:
@@ -61,7 +67,8 @@ def serve(engine: HostedEngine, config: ServerConfig) -> None:
             with _signals_end_only_the_server():
                 asyncio.run(_serve(engine, config, listener))
         finally:
-            engine.stop()
+            if not engine.stop(timeout_s=_STOP_TIMEOUT_S):
+                _say(f"the engine's step has not ended after {_STOP_TIMEOUT_S:g} s; leaving it behind")
     finally:
         listener.close()
 
@@ -87,9 +94,9 @@ def listen(config: ServerConfig) -> socket.socket:
         raise ListenError(message) from error
 
 
-def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
-    """uvicorn with the options that the endpoints count on."""
-    return uvicorn.Server(
+def make_server(app: Starlette, config: ServerConfig) -> uvicorn.Server:
+    """uvicorn with the options that the endpoints count on, around what `create_app` made."""
+    return DrainingServer(
         uvicorn.Config(
             app,
             http=ApiH11Protocol,
@@ -98,8 +105,10 @@ def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
             access_log=False,
             log_config=None,
             server_header=False,
-            timeout_graceful_shutdown=config.shutdown_timeout_s,
-        )
+            timeout_graceful_shutdown=config.shutdown_timeout_s + UNREAD_PATIENCE_S,
+        ),
+        app.state.service,
+        config.shutdown_timeout_s,
     )
 
 

@@ -6,16 +6,23 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from mlxcel_paged.server.config import ServerConfig
 from mlxcel_paged.server.engine_api import FAILED, LOADING, READY, Engine
-from mlxcel_paged.server.errors import ApiError, engine_failed
-from mlxcel_paged.server.limits import OpenSequences
+from mlxcel_paged.server.errors import ApiError, aborted, engine_failed
+from mlxcel_paged.server.limits import EncodingSequences, OpenSequences
 from mlxcel_paged.server.metrics import Metrics
 from mlxcel_paged.server.model_text import ModelText
 
 _T = TypeVar("_T")
+
+
+class AbortableGeneration(Protocol):
+    """The sequences of a request that runs."""
+
+    def abort(self) -> int:
+        """Withdraws those that run and returns how many; each is answered as aborted."""
 
 
 class Service:
@@ -26,16 +33,30 @@ class Service:
         self.config = config
         self.metrics = Metrics(engine)
         self.open_sequences = OpenSequences(config.max_open_sequences, config.retry_after_s)
+        self.encoding = EncodingSequences(engine, config.retry_after_s)
         self.created_s = int(time.time())
+        self.is_draining = False
+        self._is_aborting = False
+        self._generations: set[AbortableGeneration] = set()
         self._text: ModelText | None = None
         # One thread: tokenizers are not safe to share, and a long prompt must not stall the event loop.
         self._text_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlxcel-paged-text")
 
     def require_ready(self) -> None:
-        """Returns when requests can be served.
+        """Returns when requests can be taken.
 
         Raises:
-            ApiError: 503, the model is still loading or the engine is dead.
+            ApiError: 503, the model is still loading, the engine is dead, or the server is stopping.
+        """
+        self.require_engine()
+        if self.is_draining:
+            raise _stopping()
+
+    def require_engine(self) -> None:
+        """Returns when requests that were taken can go on.
+
+        Raises:
+            ApiError: 503, there is no engine to run them.
         """
         state = self.engine.state
         if state == READY:
@@ -45,7 +66,7 @@ class Service:
         if state == LOADING:
             headers = {"retry-after": str(self.config.retry_after_s)}
             raise ApiError(503, "model_loading", "the model is still loading", headers=headers)
-        raise ApiError(503, "engine_stopped", "the server is stopping")
+        raise _stopping()
 
     def text(self) -> ModelText:
         """The text tools of the loaded model.
@@ -58,6 +79,29 @@ class Service:
             self._text = ModelText(self.engine.model, self.config)
         return self._text
 
+    def begin_drain(self) -> None:
+        """Refuses requests from now on; those that were read go on."""
+        self.is_draining = True
+
+    def abort_all(self) -> int:
+        """Aborts every sequence that is open, and those that are about to be; returns how many were open."""
+        self._is_aborting = True
+        return sum(generation.abort() for generation in list(self._generations))
+
+    def enter(self, generation: AbortableGeneration) -> None:
+        """Counts a generation in; `leave` it.
+
+        Raises:
+            ApiError: 503, what is open is being aborted.
+        """
+        if self._is_aborting:
+            raise aborted()
+        self._generations.add(generation)
+
+    def leave(self, generation: AbortableGeneration) -> None:
+        """Counts a generation out."""
+        self._generations.discard(generation)
+
     async def in_text_thread(self, work: Callable[[], _T]) -> _T:
         """Runs tokenizer work off the event loop, one piece at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._text_thread, work)
@@ -65,3 +109,7 @@ class Service:
     def close(self) -> None:
         """Ends the text thread; what is queued for it is dropped."""
         self._text_thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _stopping() -> ApiError:
+    return ApiError(503, "engine_stopped", "the server is stopping")
