@@ -13,7 +13,7 @@ from mlxcel_paged.attention import cpu
 from mlxcel_paged.attention.dispatch import Arm, Path, choose_path
 from mlxcel_paged.attention.gather import GatherIndex, gather_decode, gather_index
 from mlxcel_paged.attention.outcomes import Outcomes
-from mlxcel_paged.attention.page_write import write_decode
+from mlxcel_paged.attention.page_write import places_of_plan, write_decode
 from mlxcel_paged.kvcache.handle import KeyHandle
 from mlxcel_paged.kvcache.pools import LAYOUT, KVPools
 
@@ -34,6 +34,7 @@ class DecodeStep:
         self._output = cpu.CpuOutput()
         self._paths: list[Path] = []
         self._gather_indices: dict[int, GatherIndex] = {}
+        self._places: dict[int, mx.array] = {}
 
     def begin(self) -> int:
         """Takes positions and paths from the plans, which are already advanced, and returns the number of rows."""
@@ -54,6 +55,7 @@ class DecodeStep:
             for group in self._groups
         ]
         self._gather_indices.clear()
+        self._places.clear()
         return int(num_rows)
 
     def attend(
@@ -86,13 +88,35 @@ class DecodeStep:
                 logits_soft_cap=logits_soft_cap,
             )
         if not handle.is_written:
-            k_new, v_new = handle.k_new.squeeze(2), handle.v_new.squeeze(2)
-            write_decode(plan, k_new, v_new, k_pool, v_pool, layout=LAYOUT, on_cpu=self._pools.on_cpu)
-            handle.is_written = True
-        index = self._gather_index(group)
+            self._write(handle, group)
         return gather_decode(
-            queries, k_pool, v_pool, index, layout=LAYOUT, scale=scale, sinks=sinks, logits_soft_cap=logits_soft_cap
+            queries,
+            k_pool,
+            v_pool,
+            self._gather_index(group),
+            layout=LAYOUT,
+            scale=scale,
+            sinks=sinks,
+            logits_soft_cap=logits_soft_cap,
+            order_token=handle.order_token,
         )[0]
+
+    def _write(self, handle: KeyHandle, group: int) -> None:
+        """Writes the pass's new tokens for the gather path."""
+        pools, layer = self._pools, handle.layer
+        k_new, v_new = handle.k_new.squeeze(2), handle.v_new.squeeze(2)
+        if pools.page_kernels is None:
+            plan = self._plans[group]
+            write_decode(plan, k_new, v_new, pools.k(layer), pools.v(layer), layout=LAYOUT, on_cpu=pools.on_cpu)
+        else:
+            places = self._places.get(group)
+            if places is None:
+                places = mx.array(places_of_plan(self._plans[group], pools.page_size))
+                self._places[group] = places
+            handle.order_token = pools.page_kernels.write(
+                pools.view_k(layer), pools.view_v(layer), k_new, v_new, places
+            )
+        handle.is_written = True
 
     def _gather_index(self, group: int) -> GatherIndex:
         found = self._gather_indices.get(group)

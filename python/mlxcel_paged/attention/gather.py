@@ -76,18 +76,22 @@ def gather_decode(
     sinks: mx.array | None = None,
     logits_soft_cap: float = 0.0,
     return_lse: bool = False,
+    order_token: mx.array | None = None,
 ) -> tuple[mx.array, mx.array | None]:
     """Attends one query token per row.
 
     Args:
         queries: `[batch, num_qo_heads, 1, head_dim]`.
         k_pool, v_pool: Pages in `layout`.
+        order_token: What an in-place write to the pools returned that this launch has to see.
 
     Returns:
         The output in `queries`' shape and dtype, and the base-2 LSE `[batch, num_qo_heads]` float32 if asked for.
     """
-    keys = gather_pages(k_pool, index.page_ids, layout)
-    values = gather_pages(v_pool, index.page_ids, layout)
+    # The write is invisible to MLX; page ids that are computed from its token come after it on the device.
+    page_ids = index.page_ids if order_token is None else index.page_ids + order_token
+    keys = gather_pages(k_pool, page_ids, layout)
+    values = gather_pages(v_pool, page_ids, layout)
     values = mx.where(index.visible.swapaxes(2, 3), values, mx.array(0, values.dtype))
     return _attend(queries, keys, values, index, scale, sinks, logits_soft_cap, return_lse)
 
@@ -144,7 +148,7 @@ def _attend(
         sinks = None if sinks is None else sinks.astype(mx.float32)
     lse = None
     if logits_soft_cap or return_lse:
-        output, lse = _explicit_attention(queries, keys, values, index.visible, scale, sinks, logits_soft_cap)
+        output, lse = explicit_attention(queries, keys, values, index.visible, scale, sinks, logits_soft_cap)
     else:
         sinks = None if sinks is None else sinks.astype(queries.dtype)
         output = mx.fast.scaled_dot_product_attention(
@@ -155,7 +159,7 @@ def _attend(
     return output.astype(dtype), None if lse is None else lse[..., 0]
 
 
-def _explicit_attention(
+def explicit_attention(
     queries: mx.array,
     keys: mx.array,
     values: mx.array,

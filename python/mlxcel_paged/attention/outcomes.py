@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 
 WRITE_ONLY = "write_only"
+CHUNK_SDPA = "chunk_sdpa"
 
 
 class Outcomes:
     """Launch counts by outcome, decode and prefill apart. One writer; snapshots may be taken from any thread.
 
     Outcomes are `fused`, `gather:<cause>`, and for prefill also `write_only`: the last layer of a prompt chunk, whose
-    attention nobody reads.
+    attention nobody reads; and `chunk_sdpa`: MLX's attention over the chunk and what it sees of its prefix (CUDA, all
+    arms).
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """The append alone, for the gather path: new keys and values go to their pages.
 
-On the CPU the Rust core writes through pointers; elsewhere MLX scatters. The scatter keeps the pool's array object but
-may copy its memory while a reader is in flight, which is one reason why gather is only the fallback.
+On the CPU the Rust core writes through pointers. Where the device has page kernels (`kvcache.page_kernels`) they write
+in place, to the places that are computed here; elsewhere MLX scatters. The scatter keeps the pool's array object but
+may copy its memory while a reader is in flight.
 """
 
 from __future__ import annotations
@@ -61,6 +62,25 @@ def write_tokens(
     page_size = k_pool.shape[1 if layout == "NHD" else 2]
     place = np.arange(num_tokens - k_new.shape[0], num_tokens)
     scatter(page_ids[place // page_size], place % page_size, k_new, v_new, k_pool, v_pool, layout=layout)
+
+
+def places_of_plan(plan: _core.DecodePlan, page_size: int) -> Array:
+    """Where the newest token of every row goes: `[batch]` int32, page id * page_size + token in the page; -1 for an
+    empty row."""
+    csr = plan.export_csr()
+    indptr, last_page_len = np.asarray(csr.indptr), np.asarray(csr.last_page_len)
+    places = np.full(len(last_page_len), -1, np.int32)
+    rows = np.flatnonzero(last_page_len)
+    places[rows] = np.asarray(csr.indices)[indptr[rows + 1] - 1] * page_size + last_page_len[rows] - 1
+    return places
+
+
+def places_of_tokens(page_ids: Array, first_token: int, num_tokens: int, page_size: int) -> Array:
+    """Where tokens `first_token` and on of the sequence in `page_ids` go: `[num_tokens]` int32, as in
+    `places_of_plan`."""
+    token = np.arange(first_token, first_token + num_tokens)
+    places: Array = (page_ids[token // page_size] * page_size + token % page_size).astype(np.int32)
+    return places
 
 
 def scatter(

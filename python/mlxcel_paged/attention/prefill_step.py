@@ -10,6 +10,7 @@ import numpy as np
 
 from mlxcel_paged import _core
 from mlxcel_paged.attention import cpu
+from mlxcel_paged.attention.cuda.prefill import CudaPrefillStep
 from mlxcel_paged.attention.dispatch import Arm, Path, choose_path
 from mlxcel_paged.attention.gather import GatherIndex, gather_prefill, prefill_index
 from mlxcel_paged.attention.outcomes import WRITE_ONLY, Outcomes
@@ -18,8 +19,15 @@ from mlxcel_paged.kvcache.handle import KeyHandle
 from mlxcel_paged.kvcache.pools import LAYOUT, KVPools
 
 
+def prefill_step(pools: KVPools, outcomes: Outcomes, arm: Arm) -> PrefillStep | CudaPrefillStep:
+    """The step for prompt chunks on the pools' device."""
+    if pools.page_kernels is not None:
+        return CudaPrefillStep(pools, pools.page_kernels, outcomes)
+    return PrefillStep(pools, outcomes, arm)
+
+
 class PrefillStep:
-    """The step that all prompt chunks of one model share; `begin` makes it stand for the next chunk."""
+    """The step that all prompt chunks of one model share; `begin` makes it stand for the next one, `finish` runs it."""
 
     def __init__(self, pools: KVPools, outcomes: Outcomes, arm: Arm) -> None:
         self.offset: int | mx.array = 0
@@ -120,6 +128,10 @@ class PrefillStep:
             sinks=sinks,
             logits_soft_cap=logits_soft_cap,
         )
+
+    def finish(self) -> None:
+        """Runs what the pass left to MLX."""
+        self._pools.evaluate()
 
     def _gather_index(self, group: int, num_queries: int) -> GatherIndex:
         found = self._gather_indices.get(group)

@@ -32,9 +32,10 @@ class KeyHandle:
         k_new, v_new: `[batch, num_kv_heads, num_tokens, head_dim]`, this pass's keys and values.
         values: The handle that stands for the values.
         is_written: The new tokens are in their pages; a second launch on this handle (layers that share KV) only reads.
+        order_token: What the in-place write returned that readers in this pass must come after; None without one.
     """
 
-    __slots__ = ("is_written", "k_new", "layer", "step", "v_new", "values")
+    __slots__ = ("is_written", "k_new", "layer", "order_token", "step", "v_new", "values")
 
     def __init__(self, layer: int, step: Step, k_new: mx.array, v_new: mx.array) -> None:
         self.layer = layer
@@ -43,6 +44,7 @@ class KeyHandle:
         self.v_new = v_new
         self.values = ValueHandle()
         self.is_written = False
+        self.order_token: mx.array | None = None
 
     def __getattr__(self, name: str) -> NoReturn:
         raise _access_error("keys", name)

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from mlxcel_paged import _core
 from mlxcel_paged.kvcache.layout import KVLayout
+from mlxcel_paged.kvcache.page_kernels import PageKernels
 from mlxcel_paged.kvcache.pool_memory import prepare_zeroed
 
 LAYOUT = "HND"
@@ -25,16 +26,29 @@ class KVPools:
         num_pages: Pages of every group, in order.
         page_size: Tokens in a page.
         on_cpu: The pools are written through pointers by CPU kernels; else by MLX.
+        page_kernels: What writes the pools in place where they are not on the CPU; None: MLX updates them.
     """
 
-    def __init__(self, layout: KVLayout, num_pages: Sequence[int], page_size: int, *, on_cpu: bool) -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_pages: Sequence[int],
+        page_size: int,
+        *,
+        on_cpu: bool,
+        page_kernels: PageKernels | None = None,
+    ) -> None:
         self.layout = layout
         self.page_size = page_size
         self.num_pages = tuple(num_pages)
         self.dtype = layout.dtype
         self.on_cpu = on_cpu
+        self.page_kernels = page_kernels
         self._k = [self._allocate(layer) for layer in range(layout.num_layers)]
         self._v = [self._allocate(layer) for layer in range(layout.num_layers)]
+        self._k_views = [] if page_kernels is None else [pool[:1] for pool in self._k]
+        self._v_views = [] if page_kernels is None else [pool[:1] for pool in self._v]
+        mx.eval(self._k_views, self._v_views)
 
     def k(self, layer: int) -> mx.array:
         """The layer's keys, `[num_pages, num_kv_heads, page_size, head_dim]`."""
@@ -43,6 +57,17 @@ class KVPools:
     def v(self, layer: int) -> mx.array:
         """The layer's values, shaped as the keys."""
         return self._v[layer]
+
+    def view_k(self, layer: int) -> mx.array:
+        """The first page of the layer's keys, which stands for the pool in launches of page kernels.
+
+        The pointer is the same, but MLX counts whole inputs against the size of its graphs and would end one each time.
+        """
+        return self._k_views[layer]
+
+    def view_v(self, layer: int) -> mx.array:
+        """The same of the layer's values."""
+        return self._v_views[layer]
 
     def page_bytes(self, group: int) -> int:
         """Bytes of one page of `group` over all its layers, keys and values."""
@@ -58,12 +83,26 @@ class KVPools:
 
     def evaluate(self) -> None:
         """Runs pending MLX updates. In-place writers leave none."""
-        if not self.on_cpu:
+        if not self.on_cpu and self.page_kernels is None:
             mx.eval(self._k, self._v)
 
     def copy_page(self, group: int, src: int, dst: int) -> None:
-        """Copies page `src` onto page `dst` in every layer of `group` (copy-on-write)."""
-        for layer in self.layout.groups[group].layer_ids:
+        """Copies page `src` onto page `dst` in every layer of `group` (copy-on-write).
+
+        Page kernels are sent off at once, so that later copies, and the next pass, follow in the stream's order.
+
+        Raises:
+            ValueError: A page is not in the pool.
+        """
+        num_pages = self.num_pages[group]
+        if not (0 <= src < num_pages and 0 <= dst < num_pages):
+            raise ValueError(f"src and dst must be pages of {num_pages}: {src} and {dst}")
+        layers = self.layout.groups[group].layer_ids
+        if self.page_kernels is not None:
+            copy = self.page_kernels.copy
+            mx.async_eval([copy(self.view_k(layer), self.view_v(layer), src, dst) for layer in layers])  # type: ignore[no-untyped-call]
+            return
+        for layer in layers:
             for pool in (self._k[layer], self._v[layer]):
                 if self.on_cpu:
                     _core.cpu_copy_page(pool, src, dst)

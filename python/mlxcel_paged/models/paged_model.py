@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 import mlx.core as mx
 
 from mlxcel_paged import _core
+from mlxcel_paged.attention.cuda.page_kernels import page_kernels
 from mlxcel_paged.attention.decode_step import DecodeStep
 from mlxcel_paged.attention.dispatch import Arm
 from mlxcel_paged.attention.outcomes import Outcomes
-from mlxcel_paged.attention.prefill_step import PrefillStep
+from mlxcel_paged.attention.prefill_step import prefill_step
 from mlxcel_paged.kvcache.layer_cache import PagedLayerCache
 from mlxcel_paged.kvcache.layout import KVGroup, KVLayout
 from mlxcel_paged.kvcache.pools import KVPools
@@ -62,7 +63,9 @@ class PagedModel:
             raise ValueError(f"num_pages has {len(counts)} entries for {len(self.layout.groups)} KV groups")
         self.page_size = page_size
         self.max_context = max_context
-        self.pools = KVPools(self.layout, counts, page_size, on_cpu=loaded.device == "cpu")
+        on_cpu = loaded.device == "cpu"
+        kernels = None if on_cpu else page_kernels()
+        self.pools = KVPools(self.layout, counts, page_size, on_cpu=on_cpu, page_kernels=kernels)
         self.page_pools = [_core.PagePool(count) for count in counts]
         self.plans = [
             new_decode_plan(
@@ -71,14 +74,14 @@ class PagedModel:
                 page_size=page_size,
                 max_slots=max_slots,
                 max_context=max_context,
-                on_cpu=loaded.device == "cpu",
+                on_cpu=on_cpu,
             )
             for group, count in zip(self.layout.groups, counts, strict=True)
         ]
         self.outcomes = Outcomes()
         self._model = loaded.model
         self._decode_step = DecodeStep(self.pools, self.plans, self.outcomes, arm)
-        self._prefill_step = PrefillStep(self.pools, self.outcomes, arm)
+        self._prefill_step = prefill_step(self.pools, self.outcomes, arm)
         layers = range(self.layout.num_layers)
         self._decode_caches = [PagedLayerCache(layer, self._decode_step) for layer in layers]
         self._prefill_caches = [PagedLayerCache(layer, self._prefill_step) for layer in layers]
@@ -93,7 +96,7 @@ class PagedModel:
         """
         self._prefill_step.begin(tables, start)
         self._model(mx.array(list(tokens), mx.int32)[None], cache=self._prefill_caches)
-        self.pools.evaluate()
+        self._prefill_step.finish()
 
     def decode(self, tokens: mx.array | Sequence[int]) -> mx.array:
         """Runs one decode step and returns the logits, `[batch, vocab]` float32.

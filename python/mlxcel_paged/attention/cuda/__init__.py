@@ -1,0 +1,1 @@
+"""Attention on CUDA: launches through MLX of the kernels in `kernels/cuda`."""

@@ -1,0 +1,1 @@
+../../../../kernels/cuda/page_copy.cu

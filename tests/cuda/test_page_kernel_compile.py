@@ -1,0 +1,38 @@
+"""The page kernels compile with NVRTC for every architecture and width, without spills and within their budget."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from mlxcel_paged.kernels_cuda import ARCHITECTURES
+from mlxcel_paged.kernels_cuda.page_kernel import PAGE_OPERATIONS, PageKernel, compile_page_kernel
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NVRTC wheels are for Linux and Windows")
+
+# 2048 threads a multiprocessor share 64 K registers, and copies hide latency with threads alone.
+MAX_REGISTERS = 42
+
+# MLX names architectures without a suffix.
+KERNELS = [
+    PageKernel(operation, chunk_bytes, architecture)
+    for operation in PAGE_OPERATIONS
+    for architecture in (*ARCHITECTURES, "sm_90")
+    for chunk_bytes in (16, 8, 4, 2)
+]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_every_page_kernel_compiles(kernel: PageKernel) -> None:
+    compiled = compile_page_kernel(kernel)
+    assert compiled.cubin.startswith(b"\x7fELF")
+    assert kernel.entry_point.encode() in compiled.cubin
+    assert compiled.spill_bytes == 0
+    assert compiled.stack_bytes == 0
+    assert 0 < compiled.num_registers <= MAX_REGISTERS
+    assert "warning" not in compiled.log
+
+
+def test_names_are_unique() -> None:
+    assert len({kernel.name for kernel in KERNELS}) == len(KERNELS)
