@@ -11,8 +11,8 @@ from mlxcel_paged.kernels_cuda.page_kernel import PAGE_OPERATIONS, PageKernel, c
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NVRTC wheels are for Linux and Windows")
 
-# 2048 threads a multiprocessor share 64 K registers, and copies hide latency with threads alone.
-MAX_REGISTERS = 42
+# Copies hide latency with threads alone: 40 registers leave room for 6 blocks of 256 threads.
+MAX_REGISTERS = 40
 
 # MLX names architectures without a suffix.
 KERNELS = [
