@@ -57,7 +57,12 @@ class ScriptedEngine:
 
     def __post_init__(self) -> None:
         self.model = SimpleNamespace(
-            name="scripted/echo", tokenizer=self.tokenizer, vocab_size=len(self.tokenizer), max_context=self.max_context
+            name="scripted/echo",
+            tokenizer=self.tokenizer,
+            vocab_size=len(self.tokenizer),
+            max_context=self.max_context,
+            device="cpu",
+            storage=SimpleNamespace(storage="paged", max_batch=self.parallel, reason="scripted"),
         )
         self.last_requests: deque[Request] = deque(maxlen=256)
         self._running: dict[str, Running] = {}

@@ -22,6 +22,7 @@ from mlxcel_paged.server.errors import ApiError, UnexpectedErrors, answer_api_er
 from mlxcel_paged.server.health import Health
 from mlxcel_paged.server.models import Models
 from mlxcel_paged.server.service import Service
+from mlxcel_paged.server.status.endpoint import Status
 
 
 def create_app(engine: Engine, config: ServerConfig) -> Starlette:
@@ -47,6 +48,7 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
             Route("/health/ready", health.ready, methods=["GET"]),
             Route("/health/live", health.live, methods=["GET"]),
             Route("/metrics", service.metrics.endpoint, methods=["GET"]),
+            Route("/v1/status", Status(service).endpoint, methods=["GET"]),
             *(
                 [Route("/v1/debug/plan", DebugPlan(service).endpoint, methods=["GET"])]
                 if config.debug_endpoints

@@ -11,6 +11,22 @@ from mlxcel_paged.request import FinishReason, Request, TokenEvent
 LOADING, READY, FAILED = "loading", "ready", "failed"
 
 
+class ServedStorage(Protocol):
+    """Where decode keeps keys and values."""
+
+    @property
+    def storage(self) -> str:
+        """`paged` or `dense`."""
+
+    @property
+    def max_batch(self) -> int:
+        """Sequences that decode together at most."""
+
+    @property
+    def reason(self) -> str:
+        """Why, as a clause."""
+
+
 class ServedModel(Protocol):
     """What was loaded. It does not change while the engine is ready."""
 
@@ -25,6 +41,18 @@ class ServedModel(Protocol):
     @property
     def vocab_size(self) -> int:
         """Number of token ids that have an embedding."""
+
+    @property
+    def max_context(self) -> int:
+        """Tokens of prompt and output of one request at most."""
+
+    @property
+    def device(self) -> str:
+        """`cpu` or `gpu`."""
+
+    @property
+    def storage(self) -> ServedStorage:
+        """How decode is stored, and why."""
 
 
 class EngineStats(Protocol):

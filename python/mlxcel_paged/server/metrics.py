@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -97,6 +98,10 @@ class Metrics:
         self._rejected.labels(code).inc()
         if elapsed_s is not None:
             self._refusal_s.observe(elapsed_s)
+
+    def families(self) -> list[Metric]:
+        """Everything, as samples."""
+        return list(self._registry.collect())
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""
