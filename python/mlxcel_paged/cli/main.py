@@ -14,7 +14,7 @@ from mlxcel_paged import _core, blas
 COMMANDS = {
     "serve": "serve a model through an OpenAI-compatible endpoint",
     "generate": "generate text from one or several prompts",
-    "bench": "measure the plan, the kernels, decode steps and prefill",
+    "bench": "measure the plan, the kernels, decode steps, prefill and servers",
     "doctor": "show versions, backend, BLAS, SIMD level and the path that a model would get",
 }
 EXIT_USAGE = 2
@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         format="%(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for library in ("httpx", "matplotlib"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     blas.prepare()  # has to come before the first import of mlx, whatever the subcommand imports
     try:
         status: int = arguments.run(arguments)
