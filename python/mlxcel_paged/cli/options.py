@@ -78,6 +78,14 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="prompt tokens that one step computes at most (default: %(default)s)",
     )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=positive_int,
+        metavar="TOKENS",
+        help="tokens that one step computes at most while sequences decode, theirs included: it bounds how long a "
+        f"prompt holds them up (default: on the CPU {config.CPU_BATCHED_PROMPT_TOKENS} and one per sequence, else the "
+        "chunk)",
+    )
 
 
 def engine_config(arguments: argparse.Namespace, **overrides: Any) -> EngineConfig:

@@ -88,6 +88,7 @@ def build_core_over(config: EngineConfig, loaded: LoadedModel) -> EngineCore:
             max_context=max_context,
             vocab_size=vocab_size,
             prefill_chunk=config.prefill_chunk,
+            max_num_batched_tokens=config.batched_tokens(on_cpu=on_cpu, max_batch=storage.max_batch),
             eos_token_ids=frozenset(loaded.tokenizer.eos_token_ids),
             # MLX's functional page writes copy a whole pool while a step in flight still reads it.
             pipeline_depth=0 if on_cpu or groups else 1,

@@ -316,9 +316,8 @@ class Scheduler:
     def _schedule_prefill(self, step: Step) -> bool:
         """Fills the step's chunk budget with what pages allow; False when a step in flight must be committed first."""
         while self._prefilling:
-            shares = split_budget(
-                [sequence.num_prefill_tokens for sequence in self._prefilling], self.config.prefill_chunk
-            )
+            budget = self.config.prefill_budget(len(step.decode))
+            shares = split_budget([sequence.num_prefill_tokens for sequence in self._prefilling], budget)
             for sequence, share in zip(self._prefilling, shares, strict=True):
                 num_tokens = self.groups.max_append(sequence, share)
                 if num_tokens:
