@@ -1,7 +1,7 @@
 """Every instantiation of the CUDA kernel compiles with NVRTC alone, without spills and within its budget.
 
-A representative part by default, all of them with `full`. NVRTC comes from PyPI (dependency group `cuda-ci`); its
-absence fails on Linux, so that CI cannot pass without compiling.
+NVRTC comes from PyPI (dependency group `cuda-ci`); its absence fails on Linux, so that CI cannot pass without
+compiling.
 """
 
 from __future__ import annotations
@@ -22,47 +22,61 @@ from mlxcel_paged.kernels_cuda import (
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NVRTC wheels are for Linux and Windows")
 
-MAX_REGISTERS = 255  # of the architecture; with one block of at most 256 threads a multiprocessor nothing is lost
+# Registers a thread, by head_dim and head tiles: what the compiler needs today, in the steps of 8 in which registers
+# are allocated. One block of at most 256 threads runs on a multiprocessor, so 255 would still cost nothing; a budget
+# that is exceeded tells that the code has changed more than was meant, long before it spills.
+REGISTERS = {
+    (64, 1): 168,
+    (64, 2): 192,
+    (80, 1): 184,
+    (80, 2): 216,
+    (96, 1): 184,
+    (96, 2): 232,
+    (128, 1): 192,
+    (128, 2): 248,
+    (256, 1): 255,
+    (256, 2): 248,
+}
+# Fewer warps, and with them longer rings, leave the compiler other choices.
+REGISTERS_SM_120 = {
+    (64, 1): 200,
+    (64, 2): 224,
+    (80, 1): 216,
+    (80, 2): 248,
+    (96, 1): 224,
+    (96, 2): 248,
+    (128, 1): 216,
+    (128, 2): 240,
+    (256, 1): 248,
+    (256, 2): 255,
+}
+# Shared memory of a block in KiB, by head_dim, one number for 8 and 16 query heads.
+SHARED_KIB = {64: 83, 80: 103, 96: 123, 128: 163, 256: 162}
+SHARED_KIB_SM_120 = {64: 74, 80: 92, 96: 86, 128: 82, 256: 81}
 MAX_SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90a": 163 * 1024, "sm_120": 99 * 1024}
 MIN_RING_BYTES = 64 * 1024
 
-REPRESENTATIVE = [
-    KernelVariant(head_dim, head_tiles, dtype, architecture)
-    for architecture in ARCHITECTURES
-    for head_dim, head_tiles, dtype in (
-        (128, 1, "float16"),
-        (128, 2, "bfloat16"),
-        (256, 2, "float16"),
-        (80, 1, "bfloat16"),
-    )
-]
 EVERY = [variant for architecture in ARCHITECTURES for variant in all_variants(architecture)]
 
 
-def check(variant: KernelVariant) -> None:
+@pytest.mark.parametrize("variant", EVERY, ids=lambda variant: variant.name)
+def test_every_variant_compiles_within_its_budget(variant: KernelVariant) -> None:
+    """All of them take about 20 s on one core."""
     compiled = compile_variant(variant)
     assert compiled.cubin.startswith(b"\x7fELF")
     assert compiled.spill_bytes == 0
     assert compiled.stack_bytes == 0
-    assert 0 < compiled.num_registers <= MAX_REGISTERS
+    budget = REGISTERS_SM_120 if variant.architecture == "sm_120" else REGISTERS
+    assert 0 < compiled.num_registers <= budget[variant.head_dim, variant.head_tiles]
     assert "warning" not in compiled.log
-
-
-@pytest.mark.parametrize("variant", REPRESENTATIVE, ids=lambda variant: variant.name)
-def test_representative_variants_compile(variant: KernelVariant) -> None:
-    check(variant)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("variant", EVERY, ids=lambda variant: variant.name)
-def test_every_variant_compiles(variant: KernelVariant) -> None:
-    check(variant)
 
 
 @pytest.mark.parametrize("variant", EVERY, ids=lambda variant: variant.name)
 def test_shared_memory_is_within_budget(variant: KernelVariant) -> None:
     """The kernel asserts the same numbers when it is compiled (`MLXCEL_SHARED_BYTES`)."""
     assert variant.shared_bytes <= MAX_SHARED_BYTES[variant.architecture] <= shared_limit(variant.architecture)
+    budget = SHARED_KIB_SM_120 if variant.architecture == "sm_120" else SHARED_KIB
+    assert variant.shared_bytes <= budget[variant.head_dim] * 1024
     slice_bytes = 2 * 16 * variant.head_dim * 2
     assert variant.num_stages * variant.num_warps * slice_bytes >= MIN_RING_BYTES
     assert variant.num_stages >= 2
