@@ -148,7 +148,7 @@ class PagedArm:
             max_context=max_context,
             arm=arm,
         )
-        _scatter_free_pages(self._paged.page_pools[0])
+        scatter_free_pages(self._paged.page_pools[0])
         _fill_pools(self._paged.pools, on_cpu=device == "cpu")
         self._rows = PagedRows(self._paged)
         for length in lengths:
@@ -180,7 +180,7 @@ class PagedArm:
         self._rows.close()
 
 
-def _scatter_free_pages(pool: Any) -> None:
+def scatter_free_pages(pool: Any) -> None:
     """Frees all pages in random order, so that tables are as scattered as after hours of serving."""
     pages = pool.acquire(pool.num_pages)
     random.Random(3).shuffle(pages)
