@@ -3,6 +3,12 @@
 The chunk's attention reads the tokens before it from their pages and its own from the arrays that the model made, so no
 launch of the pass reads what another one writes, and nothing has to be ordered inside it. The writes' order tokens are
 evaluated when the pass ends, without waiting; whatever runs later on the stream sees the pages.
+
+Memory beyond the pools: MLX keeps what a kernel reads until the graph that holds the kernel has run, and lets the host
+be about ten graphs ahead, which at the size of Llama 3.1 8B is one and a half passes. So many layers' activations are
+alive together, and as many copies of keys and values of prefix and chunk: 4 KiB a token and layer there, 64 MiB a layer
+at 16384 tokens. Smaller chunks need less of the former. MLX's cache of freed memory is not emptied between chunks, as
+mlx-lm does it: the next chunk takes most of it over.
 """
 
 from __future__ import annotations
