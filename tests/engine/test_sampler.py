@@ -12,7 +12,8 @@ import pytest
 from mlx_lm import sample_utils
 
 from mlxcel_paged.engine import sampler as sampler_module
-from mlxcel_paged.engine.sampler import Sampler, uniform
+from mlxcel_paged.engine.sampler import Sampler
+from mlxcel_paged.random_stream import choice_seed, uniform
 from mlxcel_paged.request import SamplingParams
 
 VOCAB_SIZE = 300
@@ -164,3 +165,11 @@ def test_uniform_numbers_are_even_distinct_and_exact_in_f32() -> None:
     streams = [{uniform(seed, index) for index in range(200)} for seed in (0, 1, gamma, 2**64 - 1, -1 + 2**65)]
     assert len(set.union(*streams[:4])) >= 4 * 200 - 2
     assert streams[3] == streams[4]
+
+
+def test_choices_have_streams_of_their_own_and_the_first_is_the_seeds() -> None:
+    seeds = [choice_seed(seed, choice) for seed in (0, 1, 7, 2**64 - 1, -1) for choice in range(128)]
+    assert [choice_seed(seed, 0) for seed in (0, 7, -1)] == [0, 7, -1]
+    assert len({seed & (2**64 - 1) for seed in seeds}) == 4 * 128  # -1 and 2^64 - 1 are the same seed
+    streams = [{uniform(choice_seed(7, choice), index) for index in range(100)} for choice in range(8)]
+    assert len(set.union(*streams)) >= 8 * 100 - 2

@@ -5,6 +5,7 @@ Pages are counted as a real engine would, steps can be slowed, held or made to f
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from mlxcel_paged.request import (
     QueueFullError,
     Request,
     TokenEvent,
+    TokenLogprobs,
 )
 from text.byte_tokenizer import byte_tokenizer
 
@@ -93,6 +95,8 @@ class ScriptedEngine:
                     raise ContextLengthExceededError(num_prompt_tokens, limit, f"the context of {limit} tokens")
                 if max(request.prompt_token_ids) >= self.model.vocab_size:
                     raise InvalidRequestError("prompt", request.prompt_token_ids, "in range")
+                if any(token_id >= self.model.vocab_size for token_id, _ in request.sampling.logit_bias):
+                    raise InvalidRequestError("logit_bias", request.sampling.logit_bias, "in range")
             if len(requests) > self.max_waiting - len(self._waiting):
                 raise QueueFullError(len(self._waiting))
             for request in requests:
@@ -222,7 +226,8 @@ class ScriptedEngine:
             token_id, reason = self._next(running)
             if reason is not None:
                 del self._running[request_id]
-            events.append((running.on_event, TokenEvent(request_id, token_id, reason)))
+            logprobs = self._logprobs(token_id, running.request.sampling.num_logprobs)
+            events.append((running.on_event, TokenEvent(request_id, token_id, reason, logprobs=logprobs)))
         return events
 
     def _next(self, running: Running) -> tuple[int | None, FinishReason | None]:
@@ -236,6 +241,14 @@ class ScriptedEngine:
         if token_id in stops:
             return token_id, FinishReason.STOP
         return token_id, FinishReason.LENGTH if running.num_generated == running.max_tokens else None
+
+    def _logprobs(self, token_id: int | None, num_top: int | None) -> TokenLogprobs | None:
+        """A fixed distribution: the sampled token, then its successor, then tokens that are impossible."""
+        if token_id is None or num_top is None:
+            return None
+        top = [(token_id, -0.25), ((token_id + 1) % self.model.vocab_size, -1.5)]
+        top += [((token_id + number) % self.model.vocab_size, -math.inf) for number in range(2, num_top)]
+        return TokenLogprobs(-0.25, tuple(top[:num_top]))
 
     @staticmethod
     def _length(running: Running) -> int:

@@ -14,6 +14,7 @@ URL = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]
 # The engine repeats the rendered prompt, whose first special token has no text and whose <|end|> ends the answer.
 ECHO = "user\nHi"
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 def chat(server: RunningServer, **fields: Any) -> dict[str, Any]:
@@ -113,8 +114,15 @@ def test_neutral_fields_are_accepted(server: RunningServer) -> None:
         ([{"role": "user", "content": {}}], "messages[0].content"),
         ([{"role": 1, "content": "x"}], "messages[0].role"),
         ([{"role": "robot", "content": "x"}], "messages[0].role"),
-        ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages[0].role"),
-        ([*USER, {"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[1].tool_calls"),
+        ([{"role": "tool", "content": "x", "tool_call_id": "1"}], "messages[0].tool_call_id"),
+        ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
+        ([*USER, {"role": "assistant", "content": "x", "tool_calls": [{}]}], "messages[1].tool_calls[0].id"),
+        ([*USER, {"role": "assistant", "content": "x", "tool_calls": {}}], "messages[1].tool_calls"),
+        ([*USER, {"role": "assistant", "content": None}], "messages[1].content"),
+        ([*USER, {"role": "assistant", "tool_calls": [CALL | {"type": "x"}]}], "messages[1].tool_calls[0].type"),
+        ([*USER, {"role": "assistant", "tool_calls": [CALL | {"function": {}}]}],
+         "messages[1].tool_calls[0].function.name"),
+        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "messages[0].tool_calls"),
         ([{"role": "user", "content": "x", "mood": "glad"}], "messages[0].mood"),
         ([{"role": "user", "content": "x", "name": 1}], "messages[0].name"),
         ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
@@ -125,7 +133,7 @@ def test_neutral_fields_are_accepted(server: RunningServer) -> None:
         ([{"role": "user", "content": "\ud83d"}], "messages[0].content"),
         ([{"role": "user\udc00", "content": "x"}], "messages[0].role"),
     ],
-)
+)  # fmt: skip
 def test_wrong_messages_name_their_place(server: RunningServer, messages: object, param: str) -> None:
     response = server.post(URL, messages=messages)
     assert response.status_code == 400, response.text
@@ -138,11 +146,6 @@ def test_wrong_messages_name_their_place(server: RunningServer, messages: object
 @pytest.mark.parametrize(
     "field",
     [
-        {"tools": [{"type": "function"}]},
-        {"tool_choice": "required"},
-        {"response_format": {"type": "json_object"}},
-        {"logprobs": True},
-        {"top_logprobs": 2},
         {"reasoning_effort": "low"},
         {"audio": {}},
         {"functions": [{}]},

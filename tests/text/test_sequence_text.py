@@ -20,7 +20,7 @@ def run(
     text = ""
     events = [TokenEvent("r", token_id) for token_id in spell(BYTES, data)]
     for event in [*events, TokenEvent("r", last_token, last)]:
-        text += sequence.take(event)
+        text += sequence.take(event).content
         if sequence.finish_reason is not None:
             break
     return text, sequence

@@ -46,7 +46,7 @@ class Transcript:
             completion["finish_reason"] = "error"
             delta = f"[error: {event.error}]"
         else:
-            delta = self._texts[index].take(event)
+            delta = self._texts[index].take(event).content
             completion["text"] += delta
             completion["num_tokens"] = self._texts[index].num_tokens
             completion["finish_reason"] = self._texts[index].finish_reason

@@ -20,10 +20,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mlxcel_paged.random_stream import uniform
 from mlxcel_paged.request import SamplingParams
 
-_MASK = 2**64 - 1
-_GAMMA = 0x9E3779B97F4A7C15
 # Below this the distribution is the maximum alone in f32; smaller values would only overflow.
 _MIN_TEMPERATURE = 1e-5
 _NUM_CANDIDATES = 1024
@@ -40,22 +39,6 @@ class SampleRow(Protocol):
     def seed(self) -> int: ...
     @property
     def sample_index(self) -> int: ...
-
-
-def uniform(seed: int, index: int) -> float:
-    """Returns output `index` of the random stream `seed`: a multiple of 2^-23 in [0, 1), exact in f32.
-
-    SplitMix64 (Steele, Lea and Flood 2014) as a counter-based generator; the seed is mixed first, so that the streams
-    of neighbouring seeds do not overlap.
-    """
-    state = (_mix(seed & _MASK) + (index + 1) * _GAMMA) & _MASK
-    return (_mix(state) >> 41) / 2**23
-
-
-def _mix(value: int) -> int:
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
 
 
 class Sampler:

@@ -4,26 +4,71 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlxcel_paged.server.generation import Delta, Usage
+from mlxcel_paged.text.token_spelling import TokenReport
 
 
-class AnswerFormat(ABC):
-    """Makes the JSON objects of one answer.
+@dataclass(slots=True)
+class ToolCall:
+    """A whole call."""
 
-    Args:
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer, put together from its deltas."""
+
+    text: str = ""
+    finish_reason: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    reports: list[TokenReport] = field(default_factory=list)
+
+
+def gather(deltas: Sequence[Delta]) -> Choice:
+    """Puts the deltas of one sequence together."""
+    choice = Choice("".join(delta.text for delta in deltas))
+    for delta in deltas:
+        choice.finish_reason = delta.finish_reason or ""
+        choice.reports.extend(delta.reports)
+        for call in delta.calls:
+            if call.call_id is not None and call.name is not None:
+                choice.calls.append(ToolCall(call.call_id, call.name, ""))
+            choice.calls[call.index].arguments += call.arguments
+    return choice
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What all objects of one answer share, and what was asked of them.
+
+    Attributes:
         answer_id: OpenAI's `id`, the same in every chunk.
         created_s: Unix time of the answer.
         model: the served name.
         include_usage: whether a stream ends with its usage; every other chunk then has a null in its place.
+        num_logprobs: how many likely tokens are reported per token; None reports nothing.
+        has_content: whether there can be content besides tool calls.
     """
 
-    def __init__(self, answer_id: str, created_s: int, model: str, include_usage: bool) -> None:
-        self._answer_id = answer_id
-        self._created_s = created_s
-        self._model = model
-        self._include_usage = include_usage
+    answer_id: str
+    created_s: int
+    model: str
+    include_usage: bool
+    num_logprobs: int | None
+    has_content: bool = True
+
+
+class AnswerFormat(ABC):
+    """Makes the JSON objects of one answer."""
+
+    def __init__(self, head: AnswerHead) -> None:
+        self._head = head
 
     @abstractmethod
     def opening_chunks(self, num_sequences: int) -> list[dict[str, Any]]:
@@ -34,7 +79,7 @@ class AnswerFormat(ABC):
         """The chunks of one delta."""
 
     @abstractmethod
-    def whole(self, texts: Sequence[str], finish_reasons: Sequence[str], usage: Usage) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
         """The answer that is not streamed."""
 
     @abstractmethod
@@ -46,8 +91,9 @@ class AnswerFormat(ABC):
         return {**self._chunk([]), "usage": usage.body()}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        chunk = {**self._head(self._chunk_object()), "choices": choices}
-        return {**chunk, "usage": None} if self._include_usage else chunk
+        chunk = {**self._members(self._chunk_object()), "choices": choices}
+        return {**chunk, "usage": None} if self._head.include_usage else chunk
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self._answer_id, "object": kind, "created": self._created_s, "model": self._model}
+    def _members(self, kind: str) -> dict[str, Any]:
+        head = self._head
+        return {"id": head.answer_id, "object": kind, "created": head.created_s, "model": head.model}

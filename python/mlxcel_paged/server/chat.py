@@ -6,71 +6,80 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlxcel_paged.server.answer import AnswerFormat
+from mlxcel_paged.request import MAX_LOGPROBS
+from mlxcel_paged.server.answer import AnswerFormat, Choice
 from mlxcel_paged.server.endpoint import GenerateEndpoint
 from mlxcel_paged.server.errors import bad_request
-from mlxcel_paged.server.fields import Fields, checked_string, wrong_type
+from mlxcel_paged.server.fields import Fields
 from mlxcel_paged.server.generation import Delta, Usage
-from mlxcel_paged.text.prompt import PromptEncoder
+from mlxcel_paged.server.logprobs import chat_logprobs
+from mlxcel_paged.server.messages import read_messages
+from mlxcel_paged.server.model_text import ModelText
+from mlxcel_paged.server.prepared import Prepared
+from mlxcel_paged.server.schema import GenerationFields
+from mlxcel_paged.server.tools import Tools, read_tools
+from mlxcel_paged.text.token_spelling import TokenReport
+from mlxcel_paged.text.tool_calls import GrammarToolCalls, NativeToolCalls
+from mlxcel_paged.text.tool_prompt import in_words
 
-_NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-_NEUTRAL_MESSAGE_VALUES: dict[str, tuple[Any, ...]] = {
-    "annotations": ([],),
-    "audio": (),
-    "function_call": (),
-    "refusal": (),
-    "tool_calls": ([],),
-}
-# `developer` is OpenAI's newer word for `system`; templates know the older one.
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages as chat templates take them: `role`, `content` and perhaps `name`."""
+    """Messages as chat templates take them, and the functions that may be called; None is none."""
 
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
+    tools: Tools | None
 
 
 class ChatFormat(AnswerFormat):
     """`chat.completion` objects, and `chat.completion.chunk` for streams."""
 
     def opening_chunks(self, num_sequences: int) -> list[dict[str, Any]]:
-        delta = {"role": "assistant", "content": ""}
-        return [self._chunk([_chunk_choice(index, delta, None)]) for index in range(num_sequences)]
+        delta = {"role": "assistant", "content": "" if self._head.has_content else None}
+        return [self._chunk([self._choice(index, delta)]) for index in range(num_sequences)]
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
-        chunks = []
+        parts: list[dict[str, Any]] = []
         if delta.text:
-            chunks.append(self._chunk([_chunk_choice(delta.index, {"content": delta.text}, None)]))
+            parts.append({"content": delta.text})
+        if delta.calls:
+            parts.append({"tool_calls": _call_deltas(delta)})
+        if not parts and delta.reports and delta.finish_reason is None:
+            parts.append({"content": ""})
+        choices = [self._choice(delta.index, part) for part in parts]
         if delta.finish_reason is not None:
-            chunks.append(self._chunk([_chunk_choice(delta.index, {}, delta.finish_reason)]))
-        return chunks
+            choices.append(self._choice(delta.index, {}, delta.finish_reason))
+        if delta.reports:
+            choices[0]["logprobs"] = self._logprobs(delta.reports)
+        return [self._chunk([choice]) for choice in choices]
 
-    def whole(self, texts: Sequence[str], finish_reasons: Sequence[str], usage: Usage) -> dict[str, Any]:
-        choices = [
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+        bodies = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": finish_reason,
+                "message": _message(choice),
+                "logprobs": self._logprobs(choice.reports),
+                "finish_reason": choice.finish_reason,
             }
-            for index, (text, finish_reason) in enumerate(zip(texts, finish_reasons, strict=True))
+            for index, choice in enumerate(choices)
         ]
-        return {**self._head("chat.completion"), "choices": choices, "usage": usage.body()}
+        return {**self._members("chat.completion"), "choices": bodies, "usage": usage.body()}
+
+    def _choice(self, index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+    def _logprobs(self, reports: Sequence[TokenReport]) -> dict[str, Any] | None:
+        return None if self._head.num_logprobs is None else chat_logprobs(reports)
 
     def _chunk_object(self) -> str:
         return "chat.completion.chunk"
@@ -84,64 +93,70 @@ class ChatCompletions(GenerateEndpoint[Conversation]):
     default_max_tokens = None
     prompt_param = "messages"
 
-    def read_prompt(self, fields: Fields) -> Conversation:
-        fields.only_neutral(_NEUTRAL_VALUES)
-        messages = fields.required("messages")
-        if not isinstance(messages, list):
-            raise wrong_type("messages", "an array", messages)
-        if not messages:
-            raise bad_request("messages", "messages is an empty array")
-        maximum = self._service.config.max_messages
-        if len(messages) > maximum:
-            raise bad_request("messages", f"messages has {len(messages)} messages, at most {maximum} are allowed")
-        return Conversation([_message(f"messages[{index}]", message) for index, message in enumerate(messages)])
+    def read_prompt(self, fields: Fields, shared: GenerationFields) -> Conversation:
+        fields.only_neutral(NEUTRAL_VALUES)
+        config = self._service.config
+        tools = read_tools(fields, config.max_tools)
+        if tools is not None and shared.json_format is not None:
+            raise bad_request("response_format", "response_format cannot be JSON while tools may be called")
+        return Conversation(read_messages(fields, config.max_messages), tools)
 
-    def num_sequences(self, prompt: Conversation) -> int:
+    def read_num_logprobs(self, fields: Fields) -> int | None:
+        is_asked = fields.boolean("logprobs") or False
+        num_top = fields.integer("top_logprobs", minimum=0, maximum=MAX_LOGPROBS)
+        if not is_asked:
+            if num_top:
+                raise bad_request("top_logprobs", "top_logprobs is only allowed when logprobs is true")
+            return None
+        return num_top or 0
+
+    def num_prompts(self, prompt: Conversation) -> int:
         return 1
 
-    def encode(self, encoder: PromptEncoder, prompt: Conversation) -> list[list[int]]:
-        return [encoder.from_messages(prompt.messages)]
+    def prepare(self, text: ModelText, prompt: Conversation) -> Prepared:
+        tools = prompt.tools
+        if not text.knows_tools:
+            if tools is not None and not tools.forced:
+                raise bad_request(
+                    "tools",
+                    "this model's chat template knows no tools; calls can be forced: tool_choice required or a "
+                    "function's name",
+                    "unsupported_value",
+                )
+            messages = in_words(prompt.messages, tools.offered if tools else ())
+            prompts = [text.encoder.from_messages(messages)]
+        else:
+            prompts = [text.encoder.from_messages(prompt.messages, tools.offered if tools else ())]
+        if tools is None:
+            return Prepared(prompts)
+        if tools.forced:
+            grammar = text.grammars.from_tool_calls(tools.forced_schemas(), several=tools.parallel)
+            return Prepared(prompts, grammar, GrammarToolCalls, has_content=False)
+        native = text.native_tool_calls
+        if native is None:
+            message = "how this model writes tool calls is not known; tool_choice required or a function's name works"
+            raise bad_request("tools", message, "unsupported_value")
+        max_calls = None if tools.parallel else 1
+        return Prepared(prompts, None, lambda: NativeToolCalls(native, tools.offered, max_calls))
 
 
-def _message(param: str, value: object) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise wrong_type(param, "an object", value)
-    fields = Fields(value, param)
-    role = checked_string(fields.param("role"), fields.required("role"))
-    if role not in _ROLES:
-        known = ", ".join(_ROLES)
-        message = f"{fields.param('role')} must be one of {known}, got {role[:40]!r}"
-        raise bad_request(fields.param("role"), message)
-    fields.only_neutral(_NEUTRAL_MESSAGE_VALUES)
-    rendered = {"role": _ROLES[role], "content": _content(fields.param("content"), fields.required("content"))}
-    name = fields.string("name")
-    if name is not None:
-        rendered["name"] = name
-    fields.finish()
-    return rendered
+def _message(choice: Choice) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.calls:
+        message["content"] = choice.text or None
+        message["tool_calls"] = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in choice.calls
+        ]
+    return message
 
 
-def _content(param: str, value: object) -> str:
-    """The text of a message, whose parts follow each other without anything in between."""
-    if isinstance(value, str):
-        return checked_string(param, value)
-    if not isinstance(value, list):
-        raise wrong_type(param, "a string or an array of text parts", value)
-    return "".join(_part(f"{param}[{index}]", part) for index, part in enumerate(value))
-
-
-def _part(param: str, value: object) -> str:
-    if not isinstance(value, dict):
-        raise wrong_type(param, "an object", value)
-    fields = Fields(value, param)
-    kind = checked_string(fields.param("type"), fields.required("type"))
-    if kind != "text":
-        message = f"{fields.param('type')} must be text, got {kind[:40]!r}"
-        raise bad_request(fields.param("type"), message, "unsupported_value")
-    text = checked_string(fields.param("text"), fields.required("text"))
-    fields.finish()
-    return text
-
-
-def _chunk_choice(index: int, delta: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+def _call_deltas(delta: Delta) -> list[dict[str, Any]]:
+    bodies = []
+    for call in delta.calls:
+        body: dict[str, Any] = {"index": call.index, "function": {"arguments": call.arguments}}
+        if call.call_id is not None:
+            body |= {"id": call.call_id, "type": "function"}
+            body["function"]["name"] = call.name
+        bodies.append(body)
+    return bodies

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlxcel_paged.server.answer import AnswerFormat
+from mlxcel_paged.request import MAX_LOGPROBS
+from mlxcel_paged.server.answer import AnswerFormat, Choice
 from mlxcel_paged.server.endpoint import GenerateEndpoint
 from mlxcel_paged.server.errors import bad_request
 from mlxcel_paged.server.fields import Fields, checked_string, wrong_type
 from mlxcel_paged.server.generation import Delta, Usage
-from mlxcel_paged.text.prompt import PromptEncoder
+from mlxcel_paged.server.logprobs import completion_logprobs
+from mlxcel_paged.server.model_text import ModelText
+from mlxcel_paged.server.prepared import Prepared
+from mlxcel_paged.server.schema import GenerationFields
+from mlxcel_paged.text.token_spelling import TokenReport
 
-_NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "logprobs": (),
-    "suffix": ("",),
-}
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {"echo": (False,), "suffix": ("",)}
 _EXPECTED = "a string, an array of strings, an array of token ids or an array of such arrays"
 
 
@@ -36,13 +36,21 @@ class CompletionFormat(AnswerFormat):
         return []
 
     def chunks(self, delta: Delta) -> list[dict[str, Any]]:
-        return [self._chunk([_choice(delta.index, delta.text, delta.finish_reason)])]
+        return [self._chunk([self._choice(delta.index, delta.text, delta.finish_reason, delta.reports)])]
 
-    def whole(self, texts: Sequence[str], finish_reasons: Sequence[str], usage: Usage) -> dict[str, Any]:
-        choices = [
-            _choice(index, text, reason) for index, (text, reason) in enumerate(zip(texts, finish_reasons, strict=True))
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+        bodies = [
+            self._choice(index, choice.text, choice.finish_reason, choice.reports)
+            for index, choice in enumerate(choices)
         ]
-        return {**self._head("text_completion"), "choices": choices, "usage": usage.body()}
+        return {**self._members("text_completion"), "choices": bodies, "usage": usage.body()}
+
+    def _choice(
+        self, index: int, text: str, finish_reason: str | None, reports: Sequence[TokenReport]
+    ) -> dict[str, Any]:
+        num_logprobs = self._head.num_logprobs
+        logprobs = None if num_logprobs is None else completion_logprobs(reports, with_top=num_logprobs > 0)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def _chunk_object(self) -> str:
         return "text_completion"
@@ -56,8 +64,9 @@ class Completions(GenerateEndpoint[CompletionPrompts]):
     default_max_tokens = 16
     prompt_param = "prompt"
 
-    def read_prompt(self, fields: Fields) -> CompletionPrompts:
-        fields.only_neutral(_NEUTRAL_VALUES)
+    def read_prompt(self, fields: Fields, shared: GenerationFields) -> CompletionPrompts:
+        # Of best_of answers the n best are returned: if it is n, all of them.
+        fields.only_neutral({**NEUTRAL_VALUES, "best_of": (shared.num_choices,)})
         value = fields.required("prompt")
         if isinstance(value, str):
             return CompletionPrompts([_text("prompt", value)])
@@ -77,18 +86,20 @@ class Completions(GenerateEndpoint[CompletionPrompts]):
             return CompletionPrompts([_token_ids(f"prompt[{index}]", item) for index, item in enumerate(value)])
         raise bad_request("prompt", f"prompt must be {_EXPECTED}, all of one kind", "invalid_type")
 
-    def num_sequences(self, prompt: CompletionPrompts) -> int:
+    def read_num_logprobs(self, fields: Fields) -> int | None:
+        return fields.integer("logprobs", minimum=0, maximum=MAX_LOGPROBS)
+
+    def num_prompts(self, prompt: CompletionPrompts) -> int:
         return len(prompt.prompts)
 
-    def encode(self, encoder: PromptEncoder, prompt: CompletionPrompts) -> list[list[int]]:
-        return [
-            encoder.from_text(item) if isinstance(item, str) else encoder.from_token_ids(item)
-            for item in prompt.prompts
-        ]
-
-
-def _choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def prepare(self, text: ModelText, prompt: CompletionPrompts) -> Prepared:
+        encoder = text.encoder
+        return Prepared(
+            [
+                encoder.from_text(item) if isinstance(item, str) else encoder.from_token_ids(item)
+                for item in prompt.prompts
+            ]
+        )
 
 
 def _text(param: str, value: object) -> str:

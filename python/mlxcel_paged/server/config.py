@@ -17,6 +17,9 @@ class ServerConfig:
         max_body_bytes: Largest request body; beyond it the answer is 413.
         max_messages: Messages in one chat request at most.
         max_prompts: Prompts in one `/v1/completions` request at most.
+        max_choices: Answers to one prompt, `n`, at most.
+        max_sequences: Prompts times `n` of one request at most.
+        max_tools: Functions that one request may offer at most.
         max_stop_strings: Stop strings in one request at most.
         max_stop_characters: Characters in one stop string at most.
         max_open_sequences: Sequences being tokenized, waiting and running at most; beyond it the answer is 429.
@@ -37,6 +40,9 @@ class ServerConfig:
     max_body_bytes: int = 4 << 20
     max_messages: int = 4096
     max_prompts: int = 64
+    max_choices: int = 128
+    max_sequences: int = 128
+    max_tools: int = 128
     max_stop_strings: int = 16
     max_stop_characters: int = 1024
     max_open_sequences: int = 1024
@@ -56,6 +62,9 @@ class ServerConfig:
             "max_body_bytes",
             "max_messages",
             "max_prompts",
+            "max_choices",
+            "max_sequences",
+            "max_tools",
             "max_stop_strings",
             "max_stop_characters",
             "max_open_sequences",

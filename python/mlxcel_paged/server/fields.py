@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -26,6 +27,11 @@ class Fields:
     def param(self, name: str) -> str:
         """The name of a member as errors show it."""
         return f"{self._path}.{name}" if self._path else name
+
+    @property
+    def names(self) -> list[str]:
+        """The members that have not been taken."""
+        return list(self._left)
 
     def take(self, name: str) -> Any:
         """The member as parsed, or None."""
@@ -86,6 +92,23 @@ class Fields:
         if not isinstance(value, dict):
             raise wrong_type(self.param(name), "an object", value)
         return Fields(value, self.param(name))
+
+    def mapping(self, name: str) -> dict[str, Any] | None:
+        """A JSON object that is passed on as it is: Unicode text and finite numbers only.
+
+        Raises:
+            ApiError: 400, it is no such object.
+        """
+        value = self.take(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise wrong_type(self.param(name), "an object", value)
+        try:
+            checked_string(self.param(name), json.dumps(value, ensure_ascii=False, allow_nan=False))
+        except (ValueError, RecursionError):
+            raise bad_request(self.param(name), f"{self.param(name)} holds an infinite number or is too deep") from None
+        return value
 
     def ignore(self, names: Collection[str]) -> None:
         """Drops members that do not change the output."""

@@ -7,9 +7,10 @@ happens to the request, leaving the `with` block aborts what still runs.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -20,17 +21,29 @@ from mlxcel_paged.server.errors import ApiError, aborted, engine_failed
 from mlxcel_paged.server.limits import too_many_requests
 from mlxcel_paged.server.service import Service
 from mlxcel_paged.text.sequence_text import SequenceText
+from mlxcel_paged.text.token_spelling import TokenReport
+from mlxcel_paged.text.tool_calls import ToolCallDelta, ToolCallParser
 
 logger = logging.getLogger("mlxcel_paged.server")
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text of one sequence; the last one of a sequence has its finish reason."""
+    """What is new of one sequence; the last one of a sequence has its finish reason.
+
+    Attributes:
+        index: of the sequence: prompts in order, the answers to one prompt next to each other.
+        text: content.
+        finish_reason: `stop`, `length` or `tool_calls`.
+        calls: pieces of tool calls.
+        reports: one per token since the last delta, where log-probabilities were asked for.
+    """
 
     index: int
     text: str
     finish_reason: str | None
+    calls: Sequence[ToolCallDelta] = ()
+    reports: Sequence[TokenReport] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +73,9 @@ class Generation:
         service: the server's shared state.
         call_id: unique name of the HTTP request.
         prompts: token ids of each prompt.
-        sampling: how all of them are sampled.
+        samplings: how each of the answers to a prompt is sampled.
         stops: stop strings, matched on text.
+        new_tool_calls: makes the parser of one answer's tool calls; None where there are none.
         arrival_time: monotonic time at which the request was read.
         prompt_param: the field that the prompts came from, for errors.
     """
@@ -71,23 +85,35 @@ class Generation:
         service: Service,
         call_id: str,
         prompts: Sequence[list[int]],
-        sampling: SamplingParams,
+        samplings: Sequence[SamplingParams],
         stops: Sequence[str],
+        new_tool_calls: Callable[[], ToolCallParser] | None,
         arrival_time: float,
         prompt_param: str,
     ) -> None:
         self._service = service
+        self._num_prompt_tokens = sum(len(prompt) for prompt in prompts)
         self._requests = [
-            Request(f"{call_id}-{index}", prompt, sampling, arrival_time) for index, prompt in enumerate(prompts)
+            Request(f"{call_id}-{index}", prompt, sampling, arrival_time)
+            for index, (prompt, sampling) in enumerate(itertools.product(prompts, samplings))
         ]
         self._prompt_param = prompt_param
         text = service.text()
-        self._texts = [SequenceText(text.detokenizers.new(), stops) for _ in prompts]
+        self._texts = [
+            SequenceText(
+                text.detokenizers.new(),
+                stops,
+                spelling=text.detokenizers.spelling,
+                tool_calls=None if new_tool_calls is None else new_tool_calls(),
+            )
+            for _ in self._requests
+        ]
         self._index_of = {request.request_id: index for index, request in enumerate(self._requests)}
         self._open: set[int] = set()
-        self._first_token_time: list[float | None] = [None] * len(prompts)
-        self._last_token_time: list[float | None] = [None] * len(prompts)
-        self._num_cached_tokens = [0] * len(prompts)
+        self._num_choices = len(samplings)
+        self._first_token_time: list[float | None] = [None] * len(self._requests)
+        self._last_token_time: list[float | None] = [None] * len(self._requests)
+        self._num_cached_tokens = [0] * len(self._requests)
         self._events: asyncio.Queue[TokenEvent] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
@@ -99,9 +125,10 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Tokens so far."""
-        num_prompt_tokens = sum(len(request.prompt_token_ids) for request in self._requests)
         num_completion_tokens = sum(text.num_tokens for text in self._texts)
-        return Usage(num_prompt_tokens, num_completion_tokens, sum(self._num_cached_tokens))
+        # As the prompt tokens: every prompt once, as its first answer found it.
+        num_cached_tokens = sum(self._num_cached_tokens[:: self._num_choices])
+        return Usage(self._num_prompt_tokens, num_completion_tokens, num_cached_tokens)
 
     def __enter__(self) -> Self:
         """Submits every sequence, or none.
@@ -116,8 +143,7 @@ class Generation:
             self._service.leave(self)
             raise self._refusal(error) from error
         self._open.update(range(len(self._requests)))
-        for request in self._requests:
-            self._service.metrics.prompt_tokens.inc(len(request.prompt_token_ids))
+        self._service.metrics.prompt_tokens.inc(self._num_prompt_tokens)
         return self
 
     def __exit__(
@@ -171,14 +197,14 @@ class Generation:
         if event.token_id is not None:
             self._observe_token(index, event)
         sequence = self._texts[index]
-        text = sequence.take(event)
+        new = sequence.take(event)
         if sequence.finish_reason is not None:
             self._close(index, sequence.finish_reason)
             if event.finish_reason is None:
                 self._service.engine.abort(event.request_id, FinishReason.STOP)
-        elif not text:
+        elif not (new.content or new.calls or new.reports):
             return None
-        return Delta(index, text, sequence.finish_reason)
+        return Delta(index, new.content, sequence.finish_reason, new.calls, new.reports)
 
     def _close(self, index: int, reason: str) -> None:
         self._open.discard(index)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mlxcel_paged.server.config import ServerConfig
 from mlxcel_paged.server.engine_api import ServedModel
 from mlxcel_paged.server.errors import ApiError
 from mlxcel_paged.text.detokenize import DetokenizerFactory
+from mlxcel_paged.text.json_grammar import GrammarCompiler
 from mlxcel_paged.text.prompt import PromptEncoder
 from mlxcel_paged.text.special import special_tokens
+from mlxcel_paged.text.tool_calls import NativeFormat
+from mlxcel_paged.text.tool_prompt import knows_tools
 
 
 class ModelText:
@@ -16,7 +21,10 @@ class ModelText:
     Attributes:
         name: the served name.
         encoder: makes prompts; used by the text thread.
+        grammars: compiles grammars; used by the text thread.
         detokenizers: makes a detokenizer per sequence.
+        knows_tools: whether the chat template shows tools to the model.
+        native_tool_calls: how the model writes calls of its own accord; None if nobody knows.
     """
 
     def __init__(self, model: ServedModel, config: ServerConfig) -> None:
@@ -24,7 +32,17 @@ class ModelText:
         self._aliases = frozenset(config.model_aliases)
         self.encoder = PromptEncoder(model.tokenizer, model.vocab_size)
         self.detokenizers = DetokenizerFactory(model.tokenizer)
+        self.grammars = GrammarCompiler(model.tokenizer, model.vocab_size)
         self._special_tokens = special_tokens(model.tokenizer)
+        self.knows_tools = knows_tools(model.tokenizer)
+        self.native_tool_calls = self._native_tool_calls(model.tokenizer)
+
+    def _native_tool_calls(self, tokenizer: Any) -> NativeFormat | None:
+        """mlx-lm's parser for the model, where it has one."""
+        if not (self.knows_tools and getattr(tokenizer, "has_tool_calling", False)):
+            return None
+        special = {token_id: text for text, token_id in self._special_tokens.items()}
+        return NativeFormat(tokenizer.tool_call_start, tokenizer.tool_call_end, tokenizer.tool_parser, special)
 
     def is_named(self, name: str) -> bool:
         """Whether requests may call the model so."""

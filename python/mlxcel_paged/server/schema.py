@@ -1,14 +1,17 @@
-"""The fields that both generating endpoints share: sampling, stop strings, streaming, what is ignored or refused."""
+"""The fields that both generating endpoints share: sampling, stop strings, streaming, and what is ignored."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from mlxcel_paged.grammar import Grammar
 from mlxcel_paged.request import SamplingParams
 from mlxcel_paged.server.config import ServerConfig
 from mlxcel_paged.server.errors import bad_request
 from mlxcel_paged.server.fields import Fields, checked_string, wrong_type
+from mlxcel_paged.server.response_format import JsonFormat, read_response_format
 
 _T = TypeVar("_T")
 
@@ -16,7 +19,6 @@ _T = TypeVar("_T")
 IGNORED_FIELDS = frozenset(
     {
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -27,14 +29,8 @@ IGNORED_FIELDS = frozenset(
     }
 )
 
-# Not supported; accepted with a value that asks for nothing, so that clients which always send them still work.
-NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-}
+_MAX_BIAS = 100.0
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +42,8 @@ class GenerationFields:
         max_tokens: as asked for; None means the endpoint's default.
         stream, include_usage: how the answer is delivered.
         stops: stop strings.
+        num_choices: answers per prompt.
+        json_format: what the answer must be; None is text.
     """
 
     model: str | None
@@ -59,9 +57,26 @@ class GenerationFields:
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
+    num_choices: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
+    json_format: JsonFormat | None
 
-    def sampling(self, max_tokens: int | None, stop_token_ids: tuple[int, ...]) -> SamplingParams:
-        """The engine's parameters; it clamps max_tokens to what fits."""
+    def sampling(
+        self,
+        *,
+        max_tokens: int | None,
+        stop_token_ids: tuple[int, ...],
+        num_logprobs: int | None,
+        grammar: Grammar | None,
+    ) -> SamplingParams:
+        """The engine's parameters; it clamps max_tokens to what fits.
+
+        Raises:
+            InvalidRequestError: fields that exclude each other.
+        """
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=self.temperature,
@@ -71,6 +86,12 @@ class GenerationFields:
             seed=self.seed,
             stop_token_ids=stop_token_ids,
             ignore_eos=self.ignore_eos,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
+            num_logprobs=num_logprobs,
+            grammar=grammar,
         )
 
 
@@ -81,7 +102,6 @@ def read_generation(fields: Fields, config: ServerConfig) -> GenerationFields:
         ApiError: 400, names the field.
     """
     fields.ignore(IGNORED_FIELDS)
-    fields.only_neutral(NEUTRAL_VALUES)
     stream = fields.boolean("stream") or False
     return GenerationFields(
         model=fields.string("model"),
@@ -95,6 +115,12 @@ def read_generation(fields: Fields, config: ServerConfig) -> GenerationFields:
         stops=_read_stops(fields, config),
         stream=stream,
         include_usage=_read_include_usage(fields, stream),
+        num_choices=_or(fields.integer("n", minimum=1, maximum=config.max_choices), 1),
+        presence_penalty=_or(fields.number("presence_penalty", minimum=-2, maximum=2), 0.0),
+        frequency_penalty=_or(fields.number("frequency_penalty", minimum=-2, maximum=2), 0.0),
+        repetition_penalty=_read_repetition_penalty(fields),
+        logit_bias=_read_logit_bias(fields),
+        json_format=read_response_format(fields),
     )
 
 
@@ -110,6 +136,26 @@ def _read_max_tokens(fields: Fields) -> int | None:
     if max_tokens != max_completion_tokens:
         raise bad_request("max_completion_tokens", "max_tokens and max_completion_tokens differ; send one of them")
     return max_tokens
+
+
+def _read_repetition_penalty(fields: Fields) -> float:
+    penalty = fields.number("repetition_penalty", minimum=0, maximum=10)
+    if penalty == 0.0:
+        raise bad_request("repetition_penalty", "repetition_penalty must be above 0")
+    return 1.0 if penalty is None else penalty
+
+
+def _read_logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
+    """Which ids are in the vocabulary is the engine's to say."""
+    biases = fields.nested("logit_bias")
+    if biases is None:
+        return ()
+    pairs: dict[int, float] = {}
+    for name in biases.names:
+        if not _TOKEN_ID.fullmatch(name):
+            raise bad_request("logit_bias", f"the keys of logit_bias must be token ids, got {name[:20]!r}")
+        pairs[int(name)] = _or(biases.number(name, minimum=-_MAX_BIAS, maximum=_MAX_BIAS), 0.0)
+    return tuple(sorted(pairs.items()))
 
 
 def _read_stops(fields: Fields, config: ServerConfig) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from mlxcel_paged.text.byte_level import ByteLevelDetokenizer, ByteLevelVocab
+from mlxcel_paged.text.token_spelling import TokenSpelling
 from mlxcel_paged.text.window import WindowDetokenizer
 
 
@@ -27,11 +28,15 @@ class DetokenizerFactory:
 
     Args:
         tokenizer: a Hugging Face tokenizer or mlx-lm's TokenizerWrapper around one.
+
+    Attributes:
+        spelling: names single tokens.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._byte_level = ByteLevelVocab(tokenizer) if _is_byte_level(tokenizer) else None
+        self.spelling = TokenSpelling(tokenizer, self._byte_level)
 
     def new(self) -> Detokenizer:
         """Starts the text of a new sequence."""

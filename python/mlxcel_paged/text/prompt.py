@@ -44,15 +44,20 @@ class PromptEncoder:
                 raise TextError(f"token ids must be between 0 and {self._vocab_size - 1}, got {token_id}")
         return list(token_ids)
 
-    def from_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def from_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         """Token ids of a conversation, rendered by the model's chat template up to the start of the answer.
+
+        Args:
+            messages, tools: as the template takes them.
 
         Raises:
             ChatTemplateError: there is no template, or it refuses the messages.
             TextError: the rendered text is empty or no Unicode text.
         """
         # The template writes the special tokens itself.
-        return self._encode(render_chat(self._tokenizer, messages), add_special_tokens=False)
+        return self._encode(render_chat(self._tokenizer, messages, tools), add_special_tokens=False)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         require_unicode(text)
