@@ -16,6 +16,9 @@ steps of a process, then over processes; ratios are taken within a pair, then th
   from the launch call on.
 - peak: `mx.get_peak_memory()` over the timed steps, weights included; the JSON's `setup_peak_gb` covers admission.
 
+With `--trace on` the JSON also has the kernels of eight further steps and their time, from CUPTI. Use it for a run
+whose times do not count.
+
 A cell is rejected if an attention launch took another path, if sequences are not as long as they must be, or if logits
 are not finite.
 """
@@ -61,7 +64,7 @@ def run_worker(
     out = folder / "result.jsonl"
     out.unlink(missing_ok=True)
     command = [sys.executable, str(HERE / "step_worker.py"), "--arm", arm, "--out", str(out)]
-    for name in ("cells", "shape", "device", "bits", "page_size", "warm_up", "steps"):
+    for name in ("cells", "shape", "device", "bits", "page_size", "warm_up", "steps", "trace"):
         command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
     ended = ""
     try:
@@ -142,6 +145,7 @@ def write(options: argparse.Namespace, results: list[dict[str, Any]], counter: s
         "warm_up": options.warm_up,
         "steps": options.steps,
         "graph_counter": counter,
+        "trace": options.trace,
         "note": note,
         "rows": summarize(results, options.bits, with_targets=options.shape == TARGET_SHAPE),
         "results": results,
@@ -175,6 +179,7 @@ def main() -> int:
     parser.add_argument("--shape", default=TARGET_SHAPE, choices=SHAPES)
     parser.add_argument("--device", default="gpu", choices=("gpu", "cpu"))
     parser.add_argument("--counter", default="on", choices=("on", "off"), help="preload the graph counter")
+    parser.add_argument("--trace", default="off", choices=("on", "off"), help="CUPTI's kernels of a step; slows steps")
     parser.add_argument("--time-limit-s", type=float, default=540, help="no further pair is begun beyond it")
     options = parser.parse_args()
     if options.report:

@@ -144,32 +144,18 @@ def attribute(trace: Any, starts: list[int], kinds: list[str]) -> dict[str, Coun
     return sums
 
 
-def kernels_of(trace: Any, traffic: Any, num_steady: int) -> dict[str, Any]:
-    """Kernels and kernel time of a steady turn, and the kernels that take most of it."""
+def kernels_of(trace: Any, traffic: Any, num_turns: int) -> dict[str, Any]:
+    """Kernels of some further turns."""
     import mlx.core as mx
-    from cupti_trace import KERNEL
+    from cupti_trace import KERNEL, kernel_summary
 
     mx.synchronize()
     trace.enable(KERNEL)
     trace.clear()
-    turns = [traffic.turn() for _ in range(num_steady)]
+    turns = [traffic.turn() for _ in range(num_turns)]
     mx.synchronize()
-    times: Counter[str] = Counter()
-    launches: Counter[str] = Counter()
-    for record in trace.records():
-        if record.kind == KERNEL:
-            times[(record.name or "?")[:120]] += record.value
-            launches[(record.name or "?")[:120]] += 1
-    return {
-        "turns": len(turns),
-        "of_them_steady": sum(turn.is_steady for turn in turns),
-        "kernels_per_turn": round(sum(launches.values()) / len(turns), 1),
-        "kernel_ms_per_turn": round(sum(times.values()) / len(turns) / 1e6, 3),
-        "longest": [
-            {"name": name, "us_per_turn": round(ns / len(turns) / 1e3, 1), "per_turn": launches[name] / len(turns)}
-            for name, ns in times.most_common(15)
-        ],
-    }
+    steady = sum(turn.is_steady for turn in turns)
+    return {"turns": num_turns, "of_them_steady": steady, **kernel_summary(trace.records(), num_turns)}
 
 
 def verdicts(results: list[dict[str, Any]]) -> dict[str, bool | None]:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from step_cells import ModelShape
 
 _FIRST_TOKEN = 7
@@ -202,27 +203,26 @@ _FILL = """
 
 def _fill_pools(pools: Any, *, on_cpu: bool) -> None:
     """Writes uniform numbers from [-1, 1) into all pages, in place: zeros would be read too cheaply."""
-    import numpy as np
-
+    kernel = None
+    if not on_cpu:
+        kernel = mx.fast.cuda_kernel(
+            name=f"fill_{str(pools.dtype).rpartition('.')[2]}",
+            input_names=["pool", "size"],
+            output_names=["done"],
+            source=_FILL,
+        )
     for layer in range(pools.layout.num_layers):
         for salt, pool in enumerate((pools.k(layer), pools.v(layer))):
-            if on_cpu:
+            if kernel is None:
                 view = np.array(pool, copy=False)
                 view[:] = np.random.default_rng(2 * layer + salt).uniform(-1, 1, view.shape)
                 continue
-            kernel = mx.fast.cuda_kernel(
-                name=f"fill_{str(pool.dtype).rpartition('.')[2]}",
-                input_names=["pool", "size"],
-                output_names=["done"],
-                source=_FILL,
-            )
-            threads = -(-pool.size // 256) * 256
             done = kernel(
                 inputs=[pool, mx.array([pool.size, 2 * layer + salt], mx.int32)],
                 template=[("T", pool.dtype)],
                 output_shapes=[(1,)],
                 output_dtypes=[mx.int32],
-                grid=(threads, 1, 1),
+                grid=(-(-pool.size // 256) * 256, 1, 1),
                 threadgroup=(256, 1, 1),
             )
             mx.eval(done)

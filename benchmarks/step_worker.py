@@ -27,7 +27,7 @@ def build_arm(options: argparse.Namespace, model: Any, lengths: tuple[int, ...],
 
     if options.arm == "mlx-lm":
         return step_arms.BatchGeneratorArm(model, SHAPES[options.shape], lengths, dtype)
-    total = options.warm_up + options.steps + PROFILED_STEPS + 1
+    total = options.warm_up + options.steps + 2 * PROFILED_STEPS + 1
     return step_arms.PagedArm(
         model,
         lengths,
@@ -57,7 +57,24 @@ def check(options: argparse.Namespace, arm: Any, lengths: tuple[int, ...], num_s
     return problems
 
 
-def measure(options: argparse.Namespace, model: Any, name: str, dtype: Any, weights_bytes: int) -> dict[str, Any]:
+def traced_kernels(trace: Any, arm: Any) -> dict[str, Any]:
+    import mlx.core as mx
+    from cupti_trace import KERNEL, kernel_summary
+
+    mx.synchronize()
+    trace.enable(KERNEL)
+    trace.clear()
+    for _ in range(PROFILED_STEPS):
+        arm.step()
+    mx.synchronize()
+    summary = kernel_summary(trace.records(), PROFILED_STEPS)
+    trace.enable(KERNEL, False)
+    return summary
+
+
+def measure(
+    options: argparse.Namespace, model: Any, name: str, dtype: Any, weights_bytes: int, trace: Any
+) -> dict[str, Any]:
     import mlx.core as mx
 
     lengths = CELLS[name]
@@ -88,6 +105,10 @@ def measure(options: argparse.Namespace, model: Any, name: str, dtype: Any, weig
         total = counters.device_ms()
         counters.profile(False)
         device_ms = None if total is None else round(total / PROFILED_STEPS, 3)
+    kernels = None
+    if trace:
+        kernels = traced_kernels(trace, arm)
+        num_steps += PROFILED_STEPS
     problems = check(options, arm, lengths, num_steps)
     arm.close()
     return {
@@ -97,6 +118,7 @@ def measure(options: argparse.Namespace, model: Any, name: str, dtype: Any, weig
         "step_p90_ms": round(statistics.quantiles(wall, n=10)[-1] * 1e3, 3),
         "host_ms": round(statistics.median(host) * 1e3, 3),
         "device_ms": device_ms,
+        "kernels": kernels,
         "weights_gb": round(weights_bytes / 1e9, 3),
         "active_gb": round(active / 1e9, 3),
         "peak_gb": round(peak / 1e9, 3),
@@ -118,8 +140,14 @@ def main() -> int:
     parser.add_argument("--page-size", type=int, required=True)
     parser.add_argument("--warm-up", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--trace", choices=("on", "off"), required=True)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    trace = None
+    if options.trace == "on":
+        from cupti_trace import CuptiTrace
+
+        trace = CuptiTrace(options.out.parent)
     if options.arm != "mlx-lm":
         from mlxcel_paged import blas
 
@@ -138,7 +166,7 @@ def main() -> int:
     with options.out.open("w") as out:
         for name in options.cells.split(","):
             try:
-                result = measure(options, model, name, dtype, weights)
+                result = measure(options, model, name, dtype, weights, trace)
             except Exception as error:  # the other cells are still worth their time
                 text = "".join(traceback.format_exception(error))
                 print(text, file=sys.stderr)

@@ -11,9 +11,11 @@ import glob
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 SOURCE = Path(__file__).with_name("cupti_trace.c")
 MEMCPY, KERNEL, MIGRATION = 1, 10, 25
@@ -53,6 +55,25 @@ def find_cupti() -> list[str]:
     patterns = (f"{packages}/nvidia/*/lib/libcupti.so.*", "/usr/local/cuda*/extras/CUPTI/lib64/libcupti.so.*")
     found = [path for pattern in patterns for path in sorted(glob.glob(pattern), reverse=True)]
     return [*found, "libcupti.so.13", "libcupti.so.12"]
+
+
+def kernel_summary(records: Iterable[Record], num_steps: int) -> dict[str, Any]:
+    """Kernels and kernel time a step, and the kernels that take most of it."""
+    times: Counter[str] = Counter()
+    launches: Counter[str] = Counter()
+    for record in records:
+        if record.kind == KERNEL:
+            name = (record.name or "?")[:120]
+            times[name] += record.value
+            launches[name] += 1
+    return {
+        "kernels_per_step": round(launches.total() / num_steps, 1),
+        "kernel_ms_per_step": round(times.total() / num_steps / 1e6, 3),
+        "longest": [
+            {"name": name, "us": round(ns / num_steps / 1e3, 1), "launches": round(launches[name] / num_steps, 1)}
+            for name, ns in times.most_common(15)
+        ],
+    }
 
 
 class CuptiTrace:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="CUPTI is looked
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "benchmarks"))
 
-from cupti_trace import KERNEL, MEMCPY, MIGRATION, CuptiTrace, CuptiUnavailableError, Record  # noqa: E402
+from cupti_trace import KERNEL, MEMCPY, MIGRATION, CuptiTrace, CuptiUnavailableError, Record, kernel_summary  # noqa: E402
 
 GRAPH_TRACE = 51
 
@@ -52,3 +52,12 @@ def test_a_refusal_is_an_error_with_its_status(fake: str, tmp_path: Path) -> Non
 def test_no_cupti_is_an_error_that_names_what_was_tried(tmp_path: Path) -> None:
     with pytest.raises(CuptiUnavailableError, match=r"libcupti\.so\.missing"):
         CuptiTrace(tmp_path, ["libcupti.so.missing"])
+
+
+def test_kernels_are_summed_by_name() -> None:
+    records = [Record(KERNEL, 0, 1000 * us, 0, name) for us, name in ((30, "gemm"), (40, "decode"), (50, "decode"))]
+    assert kernel_summary([*records, Record(MEMCPY, 1, 8, 0, None)], num_steps=2) == {
+        "kernels_per_step": 1.5,
+        "kernel_ms_per_step": 0.06,
+        "longest": [{"name": "decode", "us": 45.0, "launches": 1.0}, {"name": "gemm", "us": 15.0, "launches": 0.5}],
+    }
