@@ -146,6 +146,9 @@ class ScriptedEngine:
                 oldest_wait_s=0.0,
             )
 
+    def counts(self) -> dict[str, int]:
+        return {"alive": self.num_alive}
+
     def plan_events(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(body=lambda: {"cause": "admit"})]
 

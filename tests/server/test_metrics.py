@@ -115,6 +115,21 @@ def test_cache_stats_are_those_of_the_engine(start) -> None:
     server.engine.state = "ready"
 
 
+def test_what_is_open_is_counted_and_returns_to_nothing(start) -> None:
+    server = start(ServerConfig(debug_endpoints=True))
+    idle = server.client.get("/v1/debug/state").json()
+    assert (idle["open_sequences"], idle["arriving_sequences"], idle["generations"], idle["alive"]) == (0, 0, 0, 0)
+    server.engine.hold()
+    connection = server.send_raw("/v1/completions", b'{"prompt": ["abc", "d"], "max_tokens": 9}')
+    wait_until(lambda: server.engine.num_alive == 2, "both wait")
+    busy = server.client.get("/v1/debug/state").json()
+    assert (busy["open_sequences"], busy["arriving_sequences"], busy["generations"], busy["alive"]) == (2, 0, 1, 2)
+    assert busy["tasks"] > idle["tasks"]
+    connection.close()
+    del idle["threads"]  # the text thread is made for the first request
+    wait_until(lambda: server.client.get("/v1/debug/state").json().items() >= idle.items(), "all is as before")
+
+
 def test_the_plan_log_is_there_only_when_asked_for(start) -> None:
     assert start().client.get("/v1/debug/plan").status_code == 404
     body = start(ServerConfig(debug_endpoints=True)).client.get("/v1/debug/plan").json()

@@ -205,6 +205,12 @@ class Engine:
         with self._wake:
             return [] if self._core is None else self._core.scheduler.plan_log.events()
 
+    def counts(self) -> dict[str, int]:
+        """What requests have left here; all 0 when nothing is alive."""
+        with self._wake:
+            counts = {"listeners": len(self._listeners), "inbox": len(self._inbox)}
+            return counts if self._core is None else counts | self._core.scheduler.counts()
+
     def stats(self) -> EngineStats:
         """Returns a snapshot."""
         with self._wake:

@@ -32,8 +32,7 @@ class PagedRunner:
         if not step.decode:
             self._tokens.skip(step)
             return None
-        num_rows = self._model.launch_rows(len(step.decode))
-        logits = self._model.decode(self._tokens.inputs(step.decode, num_rows))
+        logits = self._model.decode(self._tokens.inputs(step.decode))
         return self._tokens.sample(logits, step)
 
     def collect(self, launch: SampledStep | None) -> StepResult:

@@ -152,6 +152,16 @@ class PagedGroups:
             self.plan_log.edit(cause, index, group.plan, slot, partial(group.plan.retire, slot))
         sequence.slots = []
 
+    def retire_heads(self, prefilling: Iterable[Sequence], rows: Iterable[Sequence], in_flight: Step | None) -> None:
+        """Gives back the pages that windows have left: after a chunk, and where a row crosses into a new page."""
+        if all(group.window is None for group in self.groups):
+            return
+        for sequence in prefilling:
+            self.retire_head(sequence, in_flight)
+        for sequence in rows:
+            if any(self.pages_needed((sequence,), 1)):
+                self.retire_head(sequence, in_flight)
+
     def retire_head(self, sequence: Sequence, in_flight: Step | None) -> None:
         """Gives back the head pages that left the window; those that a step in flight may read, when it has retired."""
         for index, (group, table) in enumerate(zip(self.groups, sequence.tables, strict=True)):

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from mlxcel_paged.request import FinishReason, Request, RequestStart, TokenEvent
 from mlxcel_paged.scheduler.admission import can_admit, clamp_max_tokens
 from mlxcel_paged.scheduler.config import SchedulerConfig
+from mlxcel_paged.scheduler.flights import Flights
 from mlxcel_paged.scheduler.groups import PagedGroup, PagedGroups
 from mlxcel_paged.scheduler.plan_log import PlanCause, PlanLog
 from mlxcel_paged.scheduler.preempt import choose_victim
@@ -56,7 +56,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._prefilling: list[Sequence] = []  # in order of arrival
         self._decoding: list[Sequence] = []  # in plan row order
-        self._in_flight: deque[Step] = deque()
+        self._in_flight = Flights()
         self._events: list[TokenEvent] = []
         self._released: list[int] = []
         self._counters = SchedulerCounters()
@@ -159,7 +159,7 @@ class Scheduler:
             return None
         self._counters.num_steps += 1
         self._counters.num_prefilled_tokens += step.num_prefill_tokens
-        self._in_flight.append(step)
+        self._in_flight.push(step)
         self.groups.book(self._prefilling)
         return step
 
@@ -257,6 +257,15 @@ class Scheduler:
             oldest_wait_s=0.0 if head is None else max(0.0, self._clock() - head.request.arrival_time),
         )
 
+    def counts(self) -> dict[str, int]:
+        """What requests have left here; all 0 when nothing is alive. Any thread may call it."""
+        return {
+            "sequences": len(self._sequences),
+            "steps_in_flight": len(self._in_flight),
+            "undelivered_events": len(self._events),
+            "plan_rows": sum(group.plan.num_rows for group in self.groups.groups),
+        }
+
     def check_integrity(self) -> None:
         """Checks pools, plans and, when nothing is alive, that nothing is held.
 
@@ -295,7 +304,7 @@ class Scheduler:
         """Gives every row of the batch room for its next token; False when a step in flight must be committed first."""
         if any(row.num_in_flight_tokens and row.request.sampling.needs_history for row in self._decoding):
             return False
-        self._retire_heads()
+        self.groups.retire_heads(self._prefilling, self._decoding, self._in_flight.newest)
         while True:
             newcomers = [sequence for sequence in self._prefilling if sequence.num_prefill_tokens == 0]
             needed = self.groups.pages_needed((*self._decoding, *newcomers), 1)
@@ -330,16 +339,6 @@ class Scheduler:
             # Each prompt waits for pages that another holds, and no row is running that would give some back.
             self._give_way()
         return True
-
-    def _retire_heads(self) -> None:
-        """Gives back the pages that windows have left: after a chunk, and where a row crosses into a new page."""
-        if any(group.window is not None for group in self.groups.groups):
-            in_flight = self._in_flight[-1] if self._in_flight else None
-            for sequence in self._prefilling:
-                self.groups.retire_head(sequence, in_flight)
-            for sequence in self._decoding:
-                if any(self.groups.pages_needed((sequence,), 1)):
-                    self.groups.retire_head(sequence, in_flight)
 
     def _give_way(self) -> None:
         """Frees pages when they are short and no step is in flight: preempts the least-progressed sequence."""
@@ -384,12 +383,5 @@ class Scheduler:
             sequence.last_step = None  # steps name their sequences: without this both would wait for the collector
 
     def _retire(self, step: Step) -> None:
-        if not self._in_flight or self._in_flight[0] is not step:
-            raise ValueError(f"step {step.step_id} is not the oldest step in flight")
-        self._in_flight.popleft()
-        step.is_retired = True
-        for sequence in step.parting:
+        for sequence in self._in_flight.retire(step):
             self._release(sequence)
-        for pool, pages in step.parting_pages:
-            pool.release(pages)
-        step.parting, step.parting_pages = [], []

@@ -15,7 +15,7 @@ from mlxcel_paged.server.cache_stats import CacheStats
 from mlxcel_paged.server.chat import ChatCompletions
 from mlxcel_paged.server.completions import Completions
 from mlxcel_paged.server.config import ServerConfig
-from mlxcel_paged.server.debug import DebugPlan
+from mlxcel_paged.server.debug import Debug
 from mlxcel_paged.server.drain import QuietCancellation
 from mlxcel_paged.server.engine_api import Engine
 from mlxcel_paged.server.errors import ApiError, UnexpectedErrors, answer_api_error, answer_http_exception
@@ -49,11 +49,7 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
             Route("/health/live", health.live, methods=["GET"]),
             Route("/metrics", service.metrics.endpoint, methods=["GET"]),
             Route("/v1/status", Status(service).endpoint, methods=["GET"]),
-            *(
-                [Route("/v1/debug/plan", DebugPlan(service).endpoint, methods=["GET"])]
-                if config.debug_endpoints
-                else []
-            ),
+            *(debug_routes(service) if config.debug_endpoints else []),
         ],
         middleware=[
             Middleware(QuietCancellation, service=service),
@@ -67,3 +63,12 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
     app.router.redirect_slashes = False
     app.state.service = service
     return app
+
+
+def debug_routes(service: Service) -> list[Route]:
+    """What `--debug-endpoints` adds."""
+    debug = Debug(service)
+    return [
+        Route("/v1/debug/plan", debug.plan, methods=["GET"]),
+        Route("/v1/debug/state", debug.state, methods=["GET"]),
+    ]

@@ -21,6 +21,7 @@ from mlxcel_paged.server.disconnect import ClientGoneError, until_disconnect
 from mlxcel_paged.server.errors import ApiError, bad_request, internal_error
 from mlxcel_paged.server.fields import Fields
 from mlxcel_paged.server.generation import Delta, Generation
+from mlxcel_paged.server.limits import Arrival
 from mlxcel_paged.server.model_text import ModelText
 from mlxcel_paged.server.prepared import Prepared
 from mlxcel_paged.server.schema import GenerationFields, read_generation
@@ -64,17 +65,22 @@ class GenerateEndpoint(ABC, Generic[PromptT]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         read_at: float | None = None
+        arrival: Arrival | None = None
         try:
             members = await read_json_object(request, self._service.config.max_body_bytes)
             read_at = time.monotonic()
-            await until_disconnect(receive, self._answer(members, send))
+            arrival = self._service.arrivals.enter()
+            await until_disconnect(receive, self._answer(members, arrival, send))
         except (ClientDisconnect, ClientGoneError):
             scope["state"]["client_gone"] = True
         except ApiError as error:
             self._service.metrics.rejected(error.code, None if read_at is None else time.monotonic() - read_at)
             raise
+        finally:
+            if arrival is not None:
+                arrival.leave()
 
-    async def _answer(self, members: dict[str, object], send: Send) -> None:
+    async def _answer(self, members: dict[str, object], arrival: Arrival, send: Send) -> None:
         arrival_time = time.monotonic()
         service = self._service
         text = service.text()
@@ -90,8 +96,8 @@ class GenerateEndpoint(ABC, Generic[PromptT]):
             raise bad_request("n", message)
         # Counted before anything costly is done for the request.
         with service.open_sequences.holding(num_sequences):
-            with service.encoding.holding(num_sequences):
-                prepared = await self._prepared(text, shared, prompt)
+            arrival.grow(num_sequences)
+            prepared = await self._prepared(text, shared, prompt)
             samplings = self._samplings(text, shared, prepared, num_logprobs)
             call_id = f"{self.id_prefix}{uuid.uuid4().hex}"
             stops, _ = text.split_stops(shared.stops)
@@ -100,6 +106,7 @@ class GenerateEndpoint(ABC, Generic[PromptT]):
                     call_id, int(time.time()), text.name, shared.include_usage, num_logprobs, prepared.has_content
                 )
             )
+            arrival.leave()
             with Generation(
                 service,
                 call_id,

@@ -141,4 +141,7 @@ class Engine(Protocol):
     def plan_events(self) -> Sequence[PlanEvent]:
         """The last changes of the decode plans, oldest first."""
 
+    def counts(self) -> Mapping[str, int]:
+        """What requests have left in the engine; all 0 when it is idle."""
+
     def stats(self) -> EngineStats: ...

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from mlxcel_paged.server.config import ServerConfig
 from mlxcel_paged.server.engine_api import FAILED, LOADING, READY, Engine
 from mlxcel_paged.server.errors import ApiError, aborted, engine_failed
-from mlxcel_paged.server.limits import EncodingSequences, OpenSequences
+from mlxcel_paged.server.limits import Arrivals, OpenSequences
 from mlxcel_paged.server.metrics import Metrics
 from mlxcel_paged.server.model_text import ModelText
 
@@ -33,7 +33,7 @@ class Service:
         self.config = config
         self.metrics = Metrics(engine)
         self.open_sequences = OpenSequences(config.max_open_sequences, config.retry_after_s)
-        self.encoding = EncodingSequences(engine, config.retry_after_s)
+        self.arrivals = Arrivals(engine, config.retry_after_s)
         self.created_s = int(time.time())
         self.is_draining = False
         self._is_aborting = False
@@ -101,6 +101,14 @@ class Service:
     def leave(self, generation: AbortableGeneration) -> None:
         """Counts a generation out."""
         self._generations.discard(generation)
+
+    def counts(self) -> dict[str, int]:
+        """What is open in the server; all 0 when nothing is."""
+        return {
+            "open_sequences": self.open_sequences.num_open,
+            "arriving_sequences": self.arrivals.num_arriving,
+            "generations": len(self._generations),
+        }
 
     async def in_text_thread(self, work: Callable[[], _T]) -> _T:
         """Runs tokenizer work off the event loop, one piece at a time."""

@@ -1,1 +1,0 @@
-../../../../kernels/cuda/plan_step.cu
