@@ -30,7 +30,7 @@ from step_cells import SHAPES
 
 TARGET_RUST_US = 5.0
 _CORE = "mlxcel_paged._core"
-_COUNTED = ("PageTable.", "PagePool.", "DecodePlan.", "BlockBudget.")
+_COUNTED = ("PageTable.", "PagePool.", "DecodePlan.", "DeviceMirror.", "BlockBudget.")
 
 
 class CallTimer:

@@ -71,3 +71,20 @@ def test_a_target_is_met_only_by_what_was_counted(
     found = verdicts([result])
     assert (found["no_instantiation"], found["nothing_copied_up"]) == wanted
     assert found["nothing_migrated_up"] is None
+
+
+@pytest.mark.parametrize(
+    ("migrations", "steady", "wanted"),
+    [
+        ("counted", {}, True),
+        ("counted", {"migrated_dtoh_bytes": 4}, True),
+        ("counted", {"migrated_htod_bytes": 4}, False),
+        ("counted", {"copied_htod_bytes": 4}, False),
+        ("CUPTI refuses unified memory counters: status 29", {}, None),
+    ],
+)
+def test_migrations_are_judged_only_where_they_are_counted(
+    migrations: str, steady: dict[str, int], wanted: bool | None
+) -> None:
+    result = {"mode": "cupti", "migrations": migrations, "counted": {"steady": steady, "changed": {}}}
+    assert verdicts([result])["nothing_migrated_up"] is wanted
