@@ -11,7 +11,7 @@ import pytest
 if not mx.cuda.is_available():
     pytest.skip("needs a CUDA GPU and MLX's CUDA backend", allow_module_level=True)
 
-from mlxcel_paged.attention.cuda.page_kernels import page_kernels
+from mlxcel_paged.attention.cuda.library import cuda_kernels
 from mlxcel_paged.attention.page_write import places_of_tokens
 from mlxcel_paged.kvcache.page_kernels import PageKernels
 
@@ -25,9 +25,9 @@ Bits = np.ndarray[Any, Any]
 
 @pytest.fixture
 def kernels() -> PageKernels:
-    found = page_kernels()
+    found = cuda_kernels()
     assert found is not None
-    return found
+    return found.pages()
 
 
 class Pools:
