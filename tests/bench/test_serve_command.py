@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,6 +114,15 @@ def test_running_server_is_measured_by_its_url(server: RunningServer) -> None:
     assert (result["arm"], result["completed"], result["total_output"]) == ("server", 5, 30)
     assert result["request_goodput"] == pytest.approx(result["request_throughput"])
     assert server.engine.num_submitted == 5
+
+
+def test_server_that_still_loads_is_waited_for(server: RunningServer) -> None:
+    server.engine.state = "loading"
+    loaded = threading.Timer(1.0, setattr, (server.engine, "state", "ready"))
+    loaded.start()
+    finished = bench(*_SMALL, "--base-url", f"http://{server.host}:{server.port}")
+    loaded.join()
+    assert finished.returncode == 0, finished.stderr
 
 
 def test_trace_is_replayed(server: RunningServer, tmp_path: Path) -> None:

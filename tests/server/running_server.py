@@ -30,9 +30,9 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0
 class RunningServer:
     """Starts on construction; `close` shuts it down as a signal would."""
 
-    def __init__(self, engine: Any, config: ServerConfig | None = None) -> None:
+    def __init__(self, engine: Any, config: ServerConfig | None = None, *, port: int = 0) -> None:
         self.engine = engine
-        self.config = replace(config or ServerConfig(), port=0)
+        self.config = replace(config or ServerConfig(), port=port)
         self._listener = listen(self.config)
         self.host, self.port = self._listener.getsockname()[:2]
         self.app = create_app(engine, self.config)

@@ -45,7 +45,7 @@ def test_a_number_that_overflows_is_out_of_range(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/nothing", "/v1/completions/", "/V1/models", "/%00", "/v1/модель", "//"]
+    "path", ["/index.html", "/v1", "/v1/nothing", "/v1/completions/", "/V1/models", "/%00", "/v1/модель", "/assets"]
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_unknown_paths(server: RunningServer, method: str, path: str) -> None:

@@ -137,7 +137,7 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[st
         )
 
     if is_foreign:
-        document = run(ExistingServer(arguments.base_url))
+        document = run(ExistingServer(arguments.base_url, start_timeout_s=arguments.start_timeout))
     else:
         with StartedServers(
             _serve_flags(arguments, workloads),

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 logger = logging.getLogger("mlxcel_paged.access")
 
 CLIENT_GONE_STATUS = 499  # nginx's word for it; never sent
+_POLLED_PATHS = frozenset({"/v1/status"})  # once a second by every open status page
 
 
 class AccessLog:
@@ -46,4 +47,5 @@ class AccessLog:
             elapsed_ms = (time.monotonic() - started) * 1e3
             shown_status = CLIENT_GONE_STATUS if state["client_gone"] else status
             path = quote(scope["path"])
-            logger.info("%s %s %d %.1f ms %s", scope["method"], path, shown_status, elapsed_ms, request_id)
+            level = logging.DEBUG if scope["path"] in _POLLED_PATHS else logging.INFO
+            logger.log(level, "%s %s %d %.1f ms %s", scope["method"], path, shown_status, elapsed_ms, request_id)

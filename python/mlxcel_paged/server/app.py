@@ -23,6 +23,7 @@ from mlxcel_paged.server.health import Health
 from mlxcel_paged.server.models import Models
 from mlxcel_paged.server.service import Service
 from mlxcel_paged.server.status.endpoint import Status
+from mlxcel_paged.server.status.page import page_routes
 
 
 def create_app(engine: Engine, config: ServerConfig) -> Starlette:
@@ -49,6 +50,7 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
             Route("/health/live", health.live, methods=["GET"]),
             Route("/metrics", service.metrics.endpoint, methods=["GET"]),
             Route("/v1/status", Status(service).endpoint, methods=["GET"]),
+            *page_routes(),
             *(debug_routes(service) if config.debug_endpoints else []),
         ],
         middleware=[

@@ -55,6 +55,6 @@ async def scrape_model(client: httpx.AsyncClient) -> tuple[str | None, int | Non
     if models.status_code == 200 and models.json().get("data"):
         name = str(models.json()["data"][0]["id"])
     status = await client.get("/v1/status")
-    if status.status_code == 200:
+    if status.status_code == 200 and status.json().get("model"):
         vocab_size = int(status.json()["model"]["vocab_size"])
     return name, vocab_size

@@ -24,7 +24,7 @@ _LISTENING = re.compile(r"^listening on (http://\S+)")
 
 
 class ServerStartError(PagedError, RuntimeError):
-    """A server that the benchmark started did not become ready."""
+    """A server did not become ready."""
 
     slug = "server_start"
 
@@ -58,6 +58,23 @@ def running_server(
     finally:
         _end(process)
         output.close()
+
+
+def wait_while_loading(url: str, timeout_s: float) -> None:
+    """Waits while a server that somebody else runs answers /health with 503; what else it answers is not judged.
+
+    Raises:
+        ServerStartError: it does not answer, or is not ready in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            if httpx.get(f"{url}/health", trust_env=False, timeout=10).status_code != 503:
+                return
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ServerStartError(f"the server at {url} does not answer: {type(error).__name__}: {error}") from error
+        time.sleep(_POLL_S)
+    raise ServerStartError(f"the server at {url} was not ready in time (hint: --start-timeout)")
 
 
 class _Output:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Protocol
 
 from mlxcel_paged.bench.serve.arms import arm_environment, arm_flags
-from mlxcel_paged.bench.serve.server_process import running_server
+from mlxcel_paged.bench.serve.server_process import running_server, wait_while_loading
 
 
 class Servers(Protocol):
@@ -18,14 +18,22 @@ class Servers(Protocol):
 
 
 class ExistingServer:
-    """A server that somebody else runs; it is every arm's."""
+    """A server that somebody else runs; it is every arm's.
 
-    def __init__(self, base_url: str) -> None:
+    Args:
+        base_url: with or without `/v1`.
+        start_timeout_s: seconds that it may still be loading.
+    """
+
+    def __init__(self, base_url: str, *, start_timeout_s: float) -> None:
         self._base_url = base_url.rstrip("/").removesuffix("/v1")
+        self._start_timeout_s = start_timeout_s
         self._is_new = True
 
     def of(self, _arm: str) -> AbstractContextManager[tuple[str, bool]]:
         is_new, self._is_new = self._is_new, False
+        if is_new:
+            wait_while_loading(self._base_url, self._start_timeout_s)
         return nullcontext((self._base_url, is_new))
 
 
