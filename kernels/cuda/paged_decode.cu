@@ -75,12 +75,13 @@ __device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shar
 
 }  // namespace mlxcel
 
-// Inputs, then outputs, then by-value scalars: the order that MLX's precompiled kernels pass. See DecodeArgs.
+// Inputs, then outputs, then by-value scalars: the order that MLX's precompiled kernels pass. See DecodeArgs. lse stands
+// where it can be either, as a launch without it has one output less.
 extern "C" __global__ void __launch_bounds__(mlxcel::kNumThreads, 1)
     mlxcel_paged_decode(const mlxcel::u16* q, const mlxcel::u16* k_new, const mlxcel::u16* v_new, mlxcel::u16* k_pages,
                         mlxcel::u16* v_pages, const int* page_table, const int* lengths, const int* first_page_offsets,
                         const int* work_items, const float* sinks, float* partial_out, float* partial_state,
-                        int* arrivals, mlxcel::u16* out, float* lse, int num_items, int num_workers, int num_kv_heads,
+                        int* arrivals, float* lse, mlxcel::u16* out, int num_items, int num_workers, int num_kv_heads,
                         int group_size, int page_size_log2, int page_table_stride, int q_row_stride, int new_row_stride,
                         int page_stride, int head_stride, int token_stride, int window, int options, float scale_log2,
                         float soft_cap_log2, float soft_cap_inverse2) {

@@ -385,6 +385,60 @@ class StreamList:
         """
 
 @final
+class DeviceMirror:
+    """What has to be written to a device so that it has the plan's state without an upload.
+
+    The device holds two int32 arrays, zero at first. `state` `[2, num_slots]`: tokens of each slot, counted from the
+    start of its part of the table, then positions of its next token. `table` `[num_table_words]`: page ids
+    `[num_slots, row_stride]`, from `row_slots_begin` on the slots of the batch rows, from `work_items_begin` on the
+    work items `[num_items, 8]` in the form of `StreamList.items`. Addresses count the words of `state` first, then
+    those of `table`.
+    """
+
+    def __new__(cls, plan: DecodePlan, num_workers: int) -> Self:
+        """Mirrors `plan` for `num_workers` workers per KV head.
+
+        Raises:
+            InvalidArgumentError: The arrays would exceed 2^31 - 1 words.
+        """
+    def sync(self, num_rows: int) -> list[int]:
+        """Returns address, value, address, value, ...: the words that bring the device to the plan as it is now, less
+        the one token per row that the device adds by itself afterwards. To be called once per step of the device.
+
+        Args:
+            num_rows: Rows of the batch on the device; those beyond the plan's are padding.
+
+        Raises:
+            InvalidArgumentError: Fewer rows than the plan has, or more than its slots; nothing changes then.
+        """
+    @property
+    def num_lists(self) -> int:
+        """Work lists made so far."""
+    @property
+    def num_workers(self) -> int: ...
+    @property
+    def max_partial_rows(self) -> int:
+        """Workspace rows that a launch can need."""
+    @property
+    def num_slots(self) -> int:
+        """Slots of the plan and the null slot."""
+    @property
+    def null_slot(self) -> int:
+        """The slot of padding rows; never holds a token."""
+    @property
+    def row_stride(self) -> int: ...
+    @property
+    def row_slots_begin(self) -> int: ...
+    @property
+    def work_items_begin(self) -> int: ...
+    @property
+    def num_items(self) -> int: ...
+    @property
+    def num_state_words(self) -> int: ...
+    @property
+    def num_table_words(self) -> int: ...
+
+@final
 class PlanSnapshot:
     """A consistent copy of a plan's state."""
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import enum
 import logging
 import os
+from pathlib import Path
 
 logger = logging.getLogger("mlxcel_paged")
 
 NATIVE_ATTENTION = "MLXCEL_PAGED_ATTENTION_NATIVE"
+CACHE_DIR = "MLXCEL_PAGED_CACHE_DIR"
 
 _OFF = frozenset({"0", "false", "off", "no"})
 _FORCE = frozenset({"1", "true", "on", "yes"})
@@ -38,6 +40,15 @@ def native_attention() -> NativeAttention:
     if value:
         _report_once(NATIVE_ATTENTION, raw or "", "the default policy applies; use 0 (gather) or 1 (force fused)")
     return NativeAttention.POLICY
+
+
+def cache_dir() -> Path:
+    """Reads `MLXCEL_PAGED_CACHE_DIR`, where compiled kernels are kept; by default a folder of the user's cache."""
+    chosen = os.environ.get(CACHE_DIR)
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "mlxcel-paged"
 
 
 def _report_once(name: str, value: str, consequence: str) -> None:

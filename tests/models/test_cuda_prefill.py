@@ -20,7 +20,7 @@ def check(monkeypatch: pytest.MonkeyPatch, family: str, *, page_size: int, chunk
     monkeypatch.setattr(chunk_attention, "WINDOW_BLOCK_TOKENS", 8)  # far below a chunk, as on the device
     loaded = loaded_tiny(family)
     paged, _ = cuda_paged_model(
-        monkeypatch, loaded, num_pages=-(-200 // page_size) + 8, page_size=page_size, max_slots=3, max_context=128
+        loaded, num_pages=-(-200 // page_size) + 8, page_size=page_size, max_slots=3, max_context=128
     )
     random = np.random.default_rng(5)
     tokens = [random.integers(0, VOCAB, length).tolist() for length in prompts]
@@ -49,9 +49,9 @@ def test_chunk_borders_and_page_sizes(monkeypatch: pytest.MonkeyPatch, family: s
     check(monkeypatch, family, page_size=page_size, chunk=chunk, prompts=[90, 26])
 
 
-def test_pages_that_left_the_window_may_be_gone_between_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_that_left_the_window_may_be_gone_between_chunks() -> None:
     loaded = loaded_tiny("llama_sliding")
-    paged, _ = cuda_paged_model(monkeypatch, loaded, num_pages=24, page_size=5, max_slots=1, max_context=128)
+    paged, _ = cuda_paged_model(loaded, num_pages=24, page_size=5, max_slots=1, max_context=128)
     prompt = np.random.default_rng(3).integers(0, VOCAB, 90).tolist()
     tables = [
         _core.PageTable(pool, 5, group.window)
@@ -76,10 +76,8 @@ def test_pages_that_left_the_window_may_be_gone_between_chunks(monkeypatch: pyte
     assert float(mx.abs(paged.decode(prompt[-1:])[0] - want).max()) <= 2e-4 * float(mx.abs(want).max())
 
 
-def test_a_forked_page_is_copied_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    paged, double = cuda_paged_model(
-        monkeypatch, loaded_tiny("llama"), num_pages=8, page_size=8, max_slots=2, max_context=32
-    )
+def test_a_forked_page_is_copied_before_it_is_written() -> None:
+    paged, double = cuda_paged_model(loaded_tiny("llama"), num_pages=8, page_size=8, max_slots=2, max_context=32)
     [pool] = paged.page_pools
     table = _core.PageTable(pool, 8)
     table.append(12)
@@ -102,9 +100,7 @@ def test_a_forked_page_is_copied_before_it_is_written(monkeypatch: pytest.Monkey
 
 def test_the_gather_reads_after_the_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order reaches the device only if the pages that are read are computed from the write's token."""
-    paged, double = cuda_paged_model(
-        monkeypatch, loaded_tiny("gemma3n"), num_pages=8, page_size=8, max_slots=2, max_context=32
-    )
+    paged, double = cuda_paged_model(loaded_tiny("gemma3n"), num_pages=8, page_size=8, max_slots=2, max_context=32)
     rows = PagedRows(paged)
     rows.add([1, 2, 3])
     attended: list[tuple[int, ...]] = []

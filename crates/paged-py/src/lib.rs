@@ -7,6 +7,7 @@ mod bench_projection;
 mod blas;
 mod budget;
 mod buffer;
+mod device_mirror;
 mod errors;
 mod plan;
 mod plan_config;
@@ -36,6 +37,8 @@ mod _core {
     use super::blas::{blas_num_calls, global_blas_path, install_blas};
     #[pymodule_export]
     use super::budget::{BlockBudget, Reservation};
+    #[pymodule_export]
+    use super::device_mirror::DeviceMirror;
     #[pymodule_export]
     use super::plan::DecodePlan;
     #[pymodule_export]

@@ -37,7 +37,7 @@ impl DecodePlan {
     }
 
     /// Waits, detached from the interpreter, for a kernel that is still reading.
-    fn lock(&self, py: Python<'_>) -> MutexGuard<'_, plan::DecodePlan> {
+    pub(crate) fn lock(&self, py: Python<'_>) -> MutexGuard<'_, plan::DecodePlan> {
         self.plan.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from mlxcel_paged import _core
 from mlxcel_paged.attention import cpu
-from mlxcel_paged.attention.dispatch import Arm, Path, choose_path
+from mlxcel_paged.attention.cuda.decode import CudaDecode
+from mlxcel_paged.attention.dispatch import Arm, FusedBackend, Path, choose_path
 from mlxcel_paged.attention.gather import GatherIndex, gather_decode, gather_index
 from mlxcel_paged.attention.outcomes import Outcomes
 from mlxcel_paged.attention.page_write import places_of_plan, write_decode
@@ -19,12 +20,29 @@ from mlxcel_paged.kvcache.pools import LAYOUT, KVPools
 
 
 class DecodeStep:
-    """The step that all decode passes of one model share; `begin` makes it stand for the next pass."""
+    """The step that all decode passes of one model share; `begin` makes it stand for the next pass.
 
-    def __init__(self, pools: KVPools, plans: Sequence[_core.DecodePlan], outcomes: Outcomes, arm: Arm) -> None:
+    Args:
+        pools: The model's pages.
+        plans: The plan of every group.
+        outcomes: Counts the launches.
+        arm: Which path is wanted.
+        cuda: The launches of every group on an NVIDIA GPU; None elsewhere.
+    """
+
+    def __init__(
+        self,
+        pools: KVPools,
+        plans: Sequence[_core.DecodePlan],
+        outcomes: Outcomes,
+        arm: Arm,
+        cuda: Sequence[CudaDecode | None] | None = None,
+    ) -> None:
         self.offset: int | mx.array = 0
         self._pools = pools
         self._plans = list(plans)
+        self._cuda = list(cuda) if cuda is not None else [None] * len(self._plans)
+        self._backend: FusedBackend | None = "cpu" if pools.on_cpu else None if cuda is None else "cuda"
         self._groups = pools.layout.groups
         self._group_of_layer = pools.layout.group_of_layer
         self._outcomes = outcomes
@@ -36,16 +54,16 @@ class DecodeStep:
         self._gather_indices: dict[int, GatherIndex] = {}
         self._places: dict[int, mx.array] = {}
 
-    def begin(self) -> int:
-        """Takes positions and paths from the plans, which are already advanced, and returns the number of rows."""
-        plan = self._plans[0]
-        num_rows = plan.num_rows
-        # A plan's position is that of the next token, and the newest one is already counted.
-        self.offset = mx.array(self._positions[self._row_slots[:num_rows]] - 1)
+    def choose_paths(self) -> bool:
+        """Chooses the path of every group for the coming pass.
+
+        Returns:
+            Whether the pass may have padding rows behind those of the plans.
+        """
         self._paths = [
             choose_path(
                 arm=self._arm,
-                on_cpu=self._pools.on_cpu,
+                backend=self._backend,
                 dtype=self._pools.dtype,
                 num_qo_heads=group.num_qo_heads,
                 num_kv_heads=group.num_kv_heads,
@@ -54,9 +72,26 @@ class DecodeStep:
             )
             for group in self._groups
         ]
+        return self._backend == "cuda" and all(path.is_fused for path in self._paths)
+
+    def begin(self, tokens: mx.array) -> None:
+        """Takes the rows' positions from the plans, which are already advanced. The paths are chosen.
+
+        Args:
+            tokens: `[num_rows]` int32, the newest token of every row, padding included.
+        """
         self._gather_indices.clear()
         self._places.clear()
-        return int(num_rows)
+        on_device = [
+            cuda.device_plan.step(tokens.shape[0], tokens)
+            for cuda, path in zip(self._cuda, self._paths, strict=True)
+            if cuda is not None and path.is_fused
+        ]
+        if len(on_device) == len(self._plans):
+            self.offset = on_device[0]
+        else:
+            # A plan's position is that of the next token, and the newest one is already counted.
+            self.offset = mx.array(self._positions[self._row_slots[: self._plans[0].num_rows]] - 1)
 
     def attend(
         self,
@@ -69,18 +104,28 @@ class DecodeStep:
     ) -> mx.array:
         """Launches one layer; see `mlxcel_paged.kvcache.step.Step`."""
         layer = handle.layer
+        pools = self._pools
         group = self._group_of_layer[layer]
         path = self._paths[group]
-        plan = self._plans[group]
-        k_pool, v_pool = self._pools.k(layer), self._pools.v(layer)
         self._outcomes.count_decode(path.outcome)
         if path.is_fused:
+            cuda = self._cuda[group]
+            if cuda is not None:
+                return cuda.decode(
+                    handle,
+                    queries,
+                    pools.view_k(layer),
+                    pools.view_v(layer),
+                    scale=scale,
+                    sinks=sinks,
+                    logits_soft_cap=logits_soft_cap,
+                )[0]
             return cpu.decode(
-                plan,
+                self._plans[group],
                 handle,
                 queries,
-                k_pool,
-                v_pool,
+                pools.k(layer),
+                pools.v(layer),
                 self._output,
                 layout=LAYOUT,
                 scale=scale,
@@ -91,8 +136,8 @@ class DecodeStep:
             self._write(handle, group)
         return gather_decode(
             queries,
-            k_pool,
-            v_pool,
+            pools.k(layer),
+            pools.v(layer),
             self._gather_index(group),
             layout=LAYOUT,
             scale=scale,

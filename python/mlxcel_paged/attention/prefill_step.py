@@ -54,7 +54,7 @@ class PrefillStep:
         self._paths = [
             choose_path(
                 arm=self._arm,
-                on_cpu=pools.on_cpu,
+                backend="cpu" if pools.on_cpu else None,
                 dtype=pools.dtype,
                 num_qo_heads=group.num_qo_heads,
                 num_kv_heads=group.num_kv_heads,

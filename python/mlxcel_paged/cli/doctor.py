@@ -63,7 +63,7 @@ def examine(config: EngineConfig) -> dict[str, Any]:
 
 
 def _model(config: EngineConfig, problems: list[str]) -> dict[str, Any]:
-    from mlxcel_paged.attention.dispatch import choose_path
+    from mlxcel_paged.attention.dispatch import choose_path, fused_backend
     from mlxcel_paged.engine.build import choose_device, max_context_of, plan_model_memory
     from mlxcel_paged.engine.storage import storage_for_model
     from mlxcel_paged.models.kv_groups import kv_layout
@@ -93,7 +93,7 @@ def _model(config: EngineConfig, problems: list[str]) -> dict[str, Any]:
                 "decode_path": [
                     choose_path(
                         arm=config.arm,
-                        on_cpu=loaded.device == "cpu",
+                        backend=fused_backend(loaded.device),
                         dtype=layout.dtype,
                         num_qo_heads=group.num_qo_heads,
                         num_kv_heads=group.num_kv_heads,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import mlx.core as mx
 
+from mlxcel_paged.attention.cuda.decode import workspace_bytes as cuda_workspace_bytes
+from mlxcel_paged.attention.cuda.library import cuda_kernels
 from mlxcel_paged.config import EngineConfig
 from mlxcel_paged.engine.available import available_device_bytes, available_host_bytes
 from mlxcel_paged.engine.core import EngineCore, EngineModel
@@ -90,8 +93,7 @@ def build_core_over(config: EngineConfig, loaded: LoadedModel) -> EngineCore:
             prefill_chunk=config.prefill_chunk,
             max_num_batched_tokens=config.batched_tokens(on_cpu=on_cpu, max_batch=storage.max_batch),
             eos_token_ids=frozenset(loaded.tokenizer.eos_token_ids),
-            # MLX's functional page writes copy a whole pool while a step in flight still reads it.
-            pipeline_depth=0 if on_cpu or groups else 1,
+            pipeline_depth=_pipeline_depth(on_cpu, writes_in_place=not groups or cuda_kernels() is not None),
         ),
         groups,
     )
@@ -103,6 +105,14 @@ def build_core_over(config: EngineConfig, loaded: LoadedModel) -> EngineCore:
 def mlx_memory_bytes() -> dict[str, int]:
     """What MLX holds: in arrays, in its buffer cache, and at most so far in arrays."""
     return {"active": mx.get_active_memory(), "cache": mx.get_cache_memory(), "peak": mx.get_peak_memory()}
+
+
+def _pipeline_depth(on_cpu: bool, *, writes_in_place: bool) -> int:
+    """Steps in flight: one ahead on a GPU.
+
+    MLX's functional page writes copy a whole pool whenever a step in flight still reads it.
+    """
+    return 0 if on_cpu or not writes_in_place else 1
 
 
 def plan_model_memory(
@@ -121,16 +131,12 @@ def plan_model_memory(
         shapes,
         budget_bytes=config.kv_cache_budget,
         available_bytes=available_host_bytes() if loaded.device == "cpu" else available_device_bytes(mx),
-        # One group's launch runs at a time.
-        workspace_bytes=max(
-            decode_workspace_bytes(
-                group,
-                page_size=config.page_size,
-                max_batch=storage.max_batch,
-                max_context=max_context,
-                on_cpu=loaded.device == "cpu",
-            )
-            for group in layout.groups
+        workspace_bytes=decode_workspace_bytes(
+            layout.groups,
+            page_size=config.page_size,
+            max_batch=storage.max_batch,
+            max_context=max_context,
+            on_cpu=loaded.device == "cpu",
         ),
         page_size=config.page_size,
         max_batch=storage.max_batch,
@@ -139,17 +145,30 @@ def plan_model_memory(
     )
 
 
-def decode_workspace_bytes(group: KVGroup, *, page_size: int, max_batch: int, max_context: int, on_cpu: bool) -> int:
-    """Bytes of a decode launch's partial results: per work item and query head an f32 output row and its LSE."""
-    plan = new_decode_plan(
-        group,
-        num_pages=max_context // page_size + 2,  # as many as one row may hold
-        page_size=page_size,
-        max_slots=max_batch,
-        max_context=max_context,
-        on_cpu=on_cpu,
-    )
-    return int(plan.num_work_items) * group.num_qo_heads * (group.head_dim + 1) * 4
+def decode_workspace_bytes(
+    groups: Sequence[KVGroup], *, page_size: int, max_batch: int, max_context: int, on_cpu: bool
+) -> int:
+    """Bytes that decode launches need beside the pages.
+
+    On the CPU one group's launch runs at a time and needs its partial results: per work item and query head an f32
+    output row and its LSE. On an NVIDIA GPU every group keeps its workspace and its plan in device memory.
+    """
+    kernels = None if on_cpu else cuda_kernels()
+    sizes = []
+    for group in groups:
+        plan = new_decode_plan(
+            group,
+            num_pages=max_context // page_size + 2,  # as many as one row may hold
+            page_size=page_size,
+            max_slots=max_batch,
+            max_context=max_context,
+            on_cpu=on_cpu,
+        )
+        if kernels is None:
+            sizes.append(int(plan.num_work_items) * group.num_qo_heads * (group.head_dim + 1) * 4)
+        else:
+            sizes.append(cuda_workspace_bytes(plan, kernels.num_workers(group.num_kv_heads)))
+    return max(sizes) if kernels is None else sum(sizes)
 
 
 def max_context_of(config: EngineConfig, loaded: LoadedModel) -> int:

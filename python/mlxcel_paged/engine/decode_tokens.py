@@ -12,6 +12,7 @@ import numpy as np
 from mlxcel_paged.engine.logit_edits import LogitEdits
 from mlxcel_paged.engine.logprobs import Logprobs
 from mlxcel_paged.engine.sampler import Sampler
+from mlxcel_paged.request import SamplingParams
 from mlxcel_paged.scheduler import DecodeRow, Step, StepResult
 
 _CLEAR_CACHE_INTERVAL_STEPS = 256
@@ -22,19 +23,21 @@ class SampledStep:
     """The outcome of a step's decode rows, perhaps still on its way.
 
     Attributes:
-        token_ids: [num_rows], NumPy or MLX.
+        token_ids: [num_rows or more], NumPy or MLX; what is behind the rows is padding.
+        num_rows: rows of the step.
         logprobs: if a row asked for them.
         failures: rows that could not be sampled, by index.
     """
 
     token_ids: Any
+    num_rows: int
     logprobs: Logprobs | None
     failures: dict[int, Exception]
 
     def result(self) -> StepResult:
         """Waits for the tokens."""
         logprobs = None if self.logprobs is None else self.logprobs.per_row()
-        return StepResult(self.token_ids.tolist(), logprobs, self.failures)
+        return StepResult(self.token_ids.tolist()[: self.num_rows], logprobs, self.failures)
 
 
 class DecodeTokens:
@@ -54,33 +57,44 @@ class DecodeTokens:
         self._xp = np if on_cpu else mx
         self._sampler = Sampler(self._xp)
         self._edits = LogitEdits(self._xp)
-        self._previous: Any = None  # [rows of the last launched step] int32
+        self._previous: Any = None  # [rows of the last launched step, perhaps padding] int32
 
-    def inputs(self, rows: Seq[DecodeRow]) -> Any:
-        """Returns the input token of every row, [num_rows] int32."""
+    def inputs(self, rows: Seq[DecodeRow], num_rows: int | None = None) -> Any:
+        """Returns the input token of every row, [num_rows] int32.
+
+        Args:
+            num_rows: rows of the launch, padding behind `rows` included; some token id stands there.
+        """
         mx = self._mx
-        in_flight = [index for index, row in enumerate(rows) if row.token_id is None]
-        if not in_flight:
-            return mx.array([row.token_id for row in rows], dtype=mx.int32)
+        num_rows = len(rows) if num_rows is None else num_rows
+        padding = [0] * (num_rows - len(rows))
+        known = [-1 if row.token_id is None else row.token_id for row in rows]
         previous = self._previous
-        if [row.previous_row for row in rows] == list(range(previous.shape[0])) and len(in_flight) == len(rows):
+        if all(token_id >= 0 for token_id in known):
+            return mx.array(known + padding, dtype=mx.int32)
+        is_steady = all(row.token_id is None and row.previous_row == index for index, row in enumerate(rows))
+        if is_steady and previous.shape[0] == num_rows:
             return previous
-        taken = mx.take(previous, mx.array([row.previous_row if row.token_id is None else 0 for row in rows]))
-        if len(in_flight) == len(rows):
-            return taken
-        known = mx.array([-1 if row.token_id is None else row.token_id for row in rows], dtype=mx.int32)
-        return mx.where(known < 0, taken, known)
+        sources = [row.previous_row if row.token_id is None else 0 for row in rows]
+        tokens = mx.take(previous, mx.array(sources + padding))
+        if max(known) >= 0:
+            fresh = mx.array(known + padding, dtype=mx.int32)
+            tokens = mx.where(fresh < 0, tokens, fresh)
+        mx.async_eval(tokens)  # apart from the forward pass, whose graph then looks the same in every step
+        return tokens
 
     def sample(self, logits: Any, step: Step) -> SampledStep:
         """Samples one token per row of `step`.
 
         Args:
-            logits: [num_rows, vocab_size] float32.
+            logits: [num_rows, vocab_size] float32, perhaps with padding rows behind.
         """
         mx, rows = self._mx, step.decode
         if self._on_cpu:
             mx.eval(logits)
             logits = np.array(logits, copy=False)
+        if logits.shape[0] > len(rows) and not all(_is_plain(row.sampling) for row in rows):
+            logits = logits[: len(rows)]
         edited, failures = self._edits.apply(logits, rows)
         tokens = self._sampler.sample(edited, rows)
         if not self._on_cpu:
@@ -91,7 +105,7 @@ class DecodeTokens:
         if any(row.sampling.num_logprobs is not None for row in rows):
             logprobs = Logprobs(self._xp, logits, tokens, rows)
         self._tidy(step)
-        return SampledStep(tokens, logprobs, failures)
+        return SampledStep(tokens, len(rows), logprobs, failures)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         """Forgets sequences that ended or were preempted."""
@@ -105,3 +119,8 @@ class DecodeTokens:
         # Chunks of ever new lengths leave buffers in MLX's cache that no later step has the size to use.
         if step.prefill or step.step_id % _CLEAR_CACHE_INTERVAL_STEPS == 0:
             self._mx.clear_cache()
+
+
+def _is_plain(sampling: SamplingParams) -> bool:
+    """Whether the most likely token is all that is wanted of a row, so that padding rows do no harm."""
+    return sampling.is_greedy and not sampling.edits_logits and sampling.num_logprobs is None

@@ -32,7 +32,8 @@ class PagedRunner:
         if not step.decode:
             self._tokens.skip(step)
             return None
-        logits = self._model.decode(self._tokens.inputs(step.decode))
+        num_rows = self._model.launch_rows(len(step.decode))
+        logits = self._model.decode(self._tokens.inputs(step.decode, num_rows))
         return self._tokens.sample(logits, step)
 
     def collect(self, launch: SampledStep | None) -> StepResult:

@@ -69,7 +69,7 @@ class DecodeArguments:
         )
 
     def pointers(self) -> tuple[int, ...]:
-        """Device addresses in the kernel's order: inputs, workspace, outputs."""
+        """Device addresses in the kernel's order: inputs, workspace, lse, out."""
         return (
             self.q,
             self.k_new,
@@ -84,8 +84,8 @@ class DecodeArguments:
             self.partial_out,
             self.partial_state,
             self.arrivals,
-            self.out,
             self.lse,
+            self.out,
         )
 
     def scalars(self) -> tuple[int | float, ...]:

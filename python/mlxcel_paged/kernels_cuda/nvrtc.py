@@ -89,16 +89,38 @@ def compile_variant(variant: KernelVariant, *, extra_options: tuple[str, ...] = 
         CompileError: the source is refused.
         NvrtcNotFoundError: there is no NVRTC.
     """
-    options = (
-        f"--gpu-architecture={variant.architecture}",
+    return compile_file("paged_decode.cu", variant.name, variant.architecture, (*variant.definitions, *extra_options))
+
+
+def compile_file(file_name: str, name: str, architecture: str, options: tuple[str, ...] = ()) -> Compiled:
+    """Compiles one file of `kernels/cuda`; `name` stands in the compiler's messages.
+
+    Raises:
+        CompileError: the source is refused.
+        NvrtcNotFoundError: there is no NVRTC.
+    """
+    source = (source_dir() / file_name).read_bytes()
+    return compile_source(name, source, (*_file_options(architecture), *options))
+
+
+def _file_options(architecture: str) -> tuple[str, ...]:
+    return (
+        f"--gpu-architecture={architecture}",
         "--std=c++17",
         "--ptxas-options=-v",
         f"--include-path={source_dir()}",
-        *variant.definitions,
-        *extra_options,
     )
-    source = (source_dir() / "paged_decode.cu").read_bytes()
-    return compile_source(variant.name, source, options)
+
+
+def version() -> tuple[int, int]:
+    """Major and minor version of the compiler.
+
+    Raises:
+        NvrtcNotFoundError: there is no NVRTC.
+    """
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(load_library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "version query")
+    return major.value, minor.value
 
 
 def compile_source(name: str, source: bytes, options: tuple[str, ...]) -> Compiled:

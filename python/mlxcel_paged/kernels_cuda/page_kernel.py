@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .nvrtc import Compiled, compile_source, source_dir
+from .nvrtc import Compiled, compile_file
 
 PageOperation = Literal["page_write", "page_copy", "page_gather"]
 PAGE_OPERATIONS: tuple[PageOperation, ...] = ("page_write", "page_copy", "page_gather")
@@ -48,15 +48,9 @@ class PageKernel:
         return f"mlxcel_{self.operation}"
 
     @property
-    def options(self) -> tuple[str, ...]:
-        """Options for the compiler."""
-        return (
-            f"--gpu-architecture={self.architecture}",
-            "--std=c++17",
-            "--ptxas-options=-v",
-            f"--include-path={source_dir()}",
-            f"-DMLXCEL_CHUNK_BYTES={self.chunk_bytes}",
-        )
+    def definitions(self) -> tuple[str, ...]:
+        """Preprocessor options for the compiler."""
+        return (f"-DMLXCEL_CHUNK_BYTES={self.chunk_bytes}",)
 
 
 def compile_page_kernel(kernel: PageKernel) -> Compiled:
@@ -66,5 +60,4 @@ def compile_page_kernel(kernel: PageKernel) -> Compiled:
         CompileError: the source is refused.
         NvrtcNotFoundError: there is no NVRTC.
     """
-    source = (source_dir() / f"{kernel.operation}.cu").read_bytes()
-    return compile_source(kernel.name, source, kernel.options)
+    return compile_file(f"{kernel.operation}.cu", kernel.name, kernel.architecture, kernel.definitions)

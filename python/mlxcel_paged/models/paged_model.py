@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 import mlx.core as mx
 
 from mlxcel_paged import _core
-from mlxcel_paged.attention.cuda.page_kernels import page_kernels
+from mlxcel_paged.attention.buckets import bucket_rows
+from mlxcel_paged.attention.cuda.decode import CudaDecode
+from mlxcel_paged.attention.cuda.library import CudaKernels, cuda_kernels
 from mlxcel_paged.attention.decode_step import DecodeStep
-from mlxcel_paged.attention.dispatch import Arm
+from mlxcel_paged.attention.dispatch import Arm, shape_path
 from mlxcel_paged.attention.outcomes import Outcomes
 from mlxcel_paged.attention.prefill_step import prefill_step
 from mlxcel_paged.kvcache.layer_cache import PagedLayerCache
@@ -33,6 +35,7 @@ class PagedModel:
         max_context: Tokens of one sequence at most.
         arm: `fused` or `gather` pins the path; `auto` follows the policy.
         layout: The model's KV groups, if already known.
+        kernels: The kernels of an NVIDIA GPU; those of this machine if not given.
 
     Attributes:
         layout: KV groups.
@@ -55,6 +58,7 @@ class PagedModel:
         max_context: int,
         arm: Arm = "auto",
         layout: KVLayout | None = None,
+        kernels: CudaKernels | None = None,
     ) -> None:
         self.layout = layout or kv_layout(loaded.model)
         hook.install()
@@ -64,8 +68,9 @@ class PagedModel:
         self.page_size = page_size
         self.max_context = max_context
         on_cpu = loaded.device == "cpu"
-        kernels = None if on_cpu else page_kernels()
-        self.pools = KVPools(self.layout, counts, page_size, on_cpu=on_cpu, page_kernels=kernels)
+        kernels = None if on_cpu else kernels or cuda_kernels()
+        page_kernels = None if kernels is None else kernels.pages()
+        self.pools = KVPools(self.layout, counts, page_size, on_cpu=on_cpu, page_kernels=page_kernels)
         self.page_pools = [_core.PagePool(count) for count in counts]
         self.plans = [
             new_decode_plan(
@@ -80,7 +85,11 @@ class PagedModel:
         ]
         self.outcomes = Outcomes()
         self._model = loaded.model
-        self._decode_step = DecodeStep(self.pools, self.plans, self.outcomes, arm)
+        self._max_slots = max_slots
+        cuda = None
+        if kernels is not None and arm != "gather":
+            cuda = [self._cuda_decode(group, kernels) for group in self.layout.groups]
+        self._decode_step = DecodeStep(self.pools, self.plans, self.outcomes, arm, cuda)
         self._prefill_step = prefill_step(self.pools, self.outcomes, arm)
         layers = range(self.layout.num_layers)
         self._decode_caches = [PagedLayerCache(layer, self._decode_step) for layer in layers]
@@ -98,18 +107,38 @@ class PagedModel:
         self._model(mx.array(list(tokens), mx.int32)[None], cache=self._prefill_caches)
         self._prefill_step.finish()
 
+    def launch_rows(self, num_rows: int) -> int:
+        """Rows that a decode step of `num_rows` sequences should have: more where padding keeps launches alike."""
+        return bucket_rows(num_rows, self._max_slots) if self._decode_step.choose_paths() else num_rows
+
     def decode(self, tokens: mx.array | Sequence[int]) -> mx.array:
-        """Runs one decode step and returns the logits, `[batch, vocab]` float32.
+        """Runs one decode step and returns the logits, `[rows, vocab]` float32.
 
         Args:
-            tokens: The newest token of every row, in the plans' row order; the plans already count them.
+            tokens: The newest token of every row, in the plans' row order; the plans already count them. Up to
+                `launch_rows` of them, the last ones padding.
         """
-        num_rows = self._decode_step.begin()
         inputs = tokens if isinstance(tokens, mx.array) else mx.array(list(tokens), mx.int32)
-        if inputs.shape != (num_rows,):
+        num_rows = self.plans[0].num_rows
+        may_pad = self._decode_step.choose_paths()
+        if inputs.ndim != 1 or not num_rows <= inputs.shape[0] <= (self._max_slots if may_pad else num_rows):
             raise ValueError(f"tokens must be one per row of the plan, {num_rows}: got shape {inputs.shape}")
+        self._decode_step.begin(inputs)
         logits: mx.array = self._model(inputs[:, None], cache=self._decode_caches)
         return logits[:, -1].astype(mx.float32)
+
+    def _cuda_decode(self, group: KVGroup, kernels: CudaKernels) -> CudaDecode | None:
+        path = shape_path(
+            backend="cuda",
+            dtype=self.pools.dtype,
+            num_qo_heads=group.num_qo_heads,
+            num_kv_heads=group.num_kv_heads,
+            head_dim=group.head_dim,
+            page_size=self.page_size,
+        )
+        if not path.is_fused:
+            return None
+        return CudaDecode(self.plans[group.index], group, self.page_size, self.pools.dtype, kernels)
 
     def copy_pages(self, group: int, copies: Iterable[tuple[int, int]]) -> None:
         """Copies pages `(src, dst)` of `group`, in order (copy-on-write)."""

@@ -39,8 +39,18 @@ class PagedRows:
             table.append(num_tokens)
         self._admit(tables)
 
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def remove(self, row: int) -> None:
+        """Ends a row and gives its pages and slots back; the rows behind it move up."""
+        for plan, table, slot in zip(self._paged.plans, self._tables.pop(row), self._slots.pop(row), strict=True):
+            plan.retire(slot)
+            table.release()
+
     def decode(self, tokens: mx.array | Sequence[int]) -> mx.array:
-        """Appends one token to every row, in the order of `add`, and returns the logits `[rows, vocab]`."""
+        """Appends one token to every row, in the order of `add`, and returns the logits `[rows, vocab]`; see
+        `PagedModel.decode` for rows of padding."""
         for tables, slots in zip(self._tables, self._slots, strict=True):
             for plan, table, slot in zip(self._paged.plans, tables, slots, strict=True):
                 for page in table.append(1).new_pages:
@@ -53,12 +63,8 @@ class PagedRows:
 
     def close(self) -> None:
         """Gives all pages and slots back."""
-        for tables, slots in zip(self._tables, self._slots, strict=True):
-            for plan, table, slot in zip(self._paged.plans, tables, slots, strict=True):
-                plan.retire(slot)
-                table.release()
-        self._tables.clear()
-        self._slots.clear()
+        while self._tables:
+            self.remove(len(self) - 1)
 
     def _new_tables(self) -> list[_core.PageTable]:
         groups = self._paged.layout.groups

@@ -84,6 +84,7 @@ impl DecodePlan {
         self.slot_rows[slot] = self.rows.len() as u32;
         self.rows.push(index);
         self.room[slot] = room as i32;
+        self.row_versions[slot] += 1;
         self.num_full_rows += usize::from(room == 0);
         self.max_position = self.max_position.max(position);
         self.is_work_current = false;
@@ -146,6 +147,7 @@ impl DecodePlan {
                 publish(&resident.page_ids[base + offset], own(&resident.page_ids[start + offset]));
             }
             publish(&resident.row_start[index], base as i32);
+            self.row_versions[index] += 1;
             start = base;
         }
         publish(&resident.page_ids[start + num_pages], page as i32);
@@ -175,6 +177,8 @@ impl DecodePlan {
         let section = self.resident.write();
         publish(cell, page as i32);
         section.bump_epoch();
+        drop(section);
+        self.row_versions[slot.index as usize] += 1;
         Ok(())
     }
 

@@ -48,6 +48,7 @@
 
 mod config;
 mod csr;
+mod device;
 mod edit;
 mod publish;
 mod resident;
@@ -70,6 +71,7 @@ use split::{RowExtent, SplitResult, target_chunk};
 
 pub use config::{DEFAULT_WAVES, FIXED_CHUNK_TOKENS, MAX_SLOTS, MAX_WORK_ITEMS, PlanConfig};
 pub use csr::{Csr, CsrView, import_config};
+pub use device::{DeviceLayout, DeviceMirror};
 pub use publish::{PlanReader, PlanSnapshot};
 pub use split::{MIN_CHUNK_TOKENS, SLICE_TOKENS};
 pub use stream::{STREAM_IMBALANCE_BOUND, STREAM_QUANTUM_TOKENS, StreamItem, StreamList};
@@ -112,6 +114,8 @@ pub struct DecodePlan {
     slot_rows: Vec<u32>,
     /// `[slot]` tokens that fit the row's pages beyond its length.
     room: Vec<i32>,
+    /// `[slot]` grows when pages are put down or moved, unlike when one is added at the end.
+    row_versions: Vec<u64>,
     /// Live rows whose room is 0.
     num_full_rows: usize,
     /// No live row's position is above it.
@@ -149,6 +153,7 @@ impl DecodePlan {
             rows: Vec::with_capacity(max_slots),
             slot_rows: vec![NO_ROW; max_slots],
             room: vec![0; max_slots],
+            row_versions: vec![0; max_slots],
             num_full_rows: 0,
             max_position: 0,
             work: SplitResult::default(),

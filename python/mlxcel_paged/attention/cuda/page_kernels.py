@@ -12,8 +12,9 @@ from functools import cache
 
 import mlx.core as mx
 
-from mlxcel_paged.kernels_cuda.page_kernel import PageKernel, PageOperation, compile_page_kernel
-from mlxcel_paged.kvcache.page_kernels import PageKernels
+from mlxcel_paged import env
+from mlxcel_paged.kernels_cuda.cubin_cache import cached_cubin
+from mlxcel_paged.kernels_cuda.page_kernel import PageKernel, PageOperation
 
 NUM_THREADS = 256
 _MAX_BLOCKS = 1 << 16  # a thread takes another item when there are more
@@ -139,13 +140,6 @@ class CudaPageKernels:
         return PageKernel.for_row(operation, view.shape[3] * view.itemsize, self._architecture)
 
 
-def page_kernels() -> PageKernels | None:
-    """The kernels of MLX's default device; None where there are none, and MLX's own updates have to do."""
-    if not mx.cuda.is_available() or mx.default_device() != mx.gpu:
-        return None
-    return CudaPageKernels(str(mx.device_info()["architecture"]))
-
-
 def _row_chunks(kernel: PageKernel, view: mx.array) -> int:
     return int(view.shape[3]) * int(view.itemsize) // kernel.chunk_bytes
 
@@ -159,4 +153,5 @@ def _pool_shape(kernel: PageKernel, view: mx.array) -> tuple[int, int, int, int]
 
 @cache
 def _cubin(kernel: PageKernel) -> bytes:
-    return compile_page_kernel(kernel).cubin
+    file_name = f"{kernel.operation}.cu"
+    return cached_cubin(file_name, kernel.name, kernel.architecture, kernel.definitions, cache_dir=env.cache_dir())

@@ -1,0 +1,87 @@
+"""The kernels of this machine's GPU: compiled when first asked for, kept on disk."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+
+import mlx.core as mx
+
+from mlxcel_paged import env
+from mlxcel_paged.attention.cuda.kernel import Kernel, MlxKernel
+from mlxcel_paged.attention.cuda.page_kernels import CudaPageKernels
+from mlxcel_paged.kernels_cuda import ENTRY_POINT, CompileError, KernelVariant, NvrtcNotFoundError
+from mlxcel_paged.kernels_cuda.cubin_cache import cached_cubin
+from mlxcel_paged.kernels_cuda.device import CudaDevice, NoCudaDeviceError, current_device
+from mlxcel_paged.kernels_cuda.variant import Dtype
+from mlxcel_paged.kvcache.page_kernels import PageKernels
+
+logger = logging.getLogger("mlxcel_paged")
+
+DTYPES: dict[mx.Dtype, Dtype] = {mx.float16: "float16", mx.bfloat16: "bfloat16"}
+
+_STEP_THREADS = 128
+
+
+class CudaKernels:
+    """Makes the kernels of one GPU. Each is made once.
+
+    Args:
+        device: The GPU.
+    """
+
+    def __init__(self, device: CudaDevice) -> None:
+        self.device = device
+        self._made: dict[str, Kernel] = {}
+
+    def decode(self, *, head_dim: int, group_size: int, dtype: mx.Dtype) -> Kernel:
+        """The decode kernel of a shape."""
+        variant = KernelVariant.for_shape(
+            head_dim=head_dim, group_size=group_size, dtype=DTYPES[dtype], architecture=self.device.architecture
+        )
+        return self._kernel(
+            "paged_decode.cu",
+            variant.name,
+            lambda cubin: MlxKernel(ENTRY_POINT, cubin, variant.num_threads, variant.shared_bytes),
+            variant.definitions,
+        )
+
+    def plan_step(self) -> Kernel:
+        """The kernel that moves the plan on the device by a step."""
+        return self._kernel(
+            "plan_step.cu", "plan_step", lambda cubin: MlxKernel("mlxcel_plan_step", cubin, _STEP_THREADS, 0)
+        )
+
+    def pages(self) -> PageKernels:
+        """The kernels that move tokens between dense arrays and pages."""
+        return CudaPageKernels(self.device.architecture)
+
+    def num_workers(self, num_kv_heads: int) -> int:
+        """Workers per KV head: one block a multiprocessor, the whole batch in one wave."""
+        return max(1, self.device.num_multiprocessors // num_kv_heads)
+
+    def _kernel(
+        self, file_name: str, name: str, wrap: Callable[[bytes], Kernel], options: tuple[str, ...] = ()
+    ) -> Kernel:
+        architecture = self.device.architecture
+        name = name if architecture in name else f"{name}_{architecture}"
+        found = self._made.get(name)
+        if found is None:
+            found = wrap(cached_cubin(file_name, name, architecture, options, cache_dir=env.cache_dir()))
+            self._made[name] = found
+        return found
+
+
+@cache
+def cuda_kernels() -> CudaKernels | None:
+    """The kernels of this process's GPU; None, with the reason logged, where they cannot run."""
+    if not (mx.cuda.is_available() and hasattr(mx.fast, "precompiled_cuda_kernel")):
+        return None
+    try:
+        kernels = CudaKernels(current_device())
+        kernels.plan_step()
+    except (NoCudaDeviceError, NvrtcNotFoundError, CompileError) as error:
+        logger.warning("the CUDA kernels cannot be used, gather serves instead: %s", error)
+        return None
+    return kernels

@@ -1,0 +1,1 @@
+../../../../kernels/cuda/plan_step.cu

@@ -1,0 +1,171 @@
+"""Doubles of the CUDA kernels on MLX's CPU arrays.
+
+They take the very arguments of a launch and read and write memory as the kernels do, in place included. Slow; for
+tests of everything around the kernels on a host without a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from page_kernels_double import NumpyKernels
+
+from mlxcel_paged.attention.cuda.kernel import Kernel, Scalar, Shape
+from mlxcel_paged.attention.cuda.library import CudaKernels
+from mlxcel_paged.attention.cuda.page_kernels import CudaPageKernels
+from mlxcel_paged.kernels_cuda.device import CudaDevice
+from mlxcel_paged.kernels_cuda.launch import OPTION_APPEND, OPTION_LSE, OPTION_SINKS
+from mlxcel_paged.kvcache.page_kernels import PageKernels
+
+Array = np.ndarray[Any, Any]
+
+MAX_STEP_WORDS = 24
+
+
+def memory(array: mx.array) -> Array:
+    """The memory of `array`, writable."""
+    mx.eval(array)
+    return np.array(array, copy=False)
+
+
+class PlanStepDouble:
+    """`plan_step.cu`."""
+
+    def __init__(self) -> None:
+        self.num_words: list[int] = []  # of every launch
+
+    def __call__(
+        self,
+        inputs: Sequence[mx.array],
+        output_shapes: Sequence[Shape],
+        output_dtypes: Sequence[mx.Dtype],
+        scalars: Sequence[Scalar],
+        num_blocks: tuple[int, int],
+    ) -> list[mx.array]:
+        num_slots, row_slots_begin, num_rows, num_words, *words = (int(scalar) for scalar in scalars)
+        assert len(words) == 2 * MAX_STEP_WORDS
+        assert num_words <= MAX_STEP_WORDS
+        self.num_words.append(num_words)
+        mx.eval(inputs[2])
+        state, table = memory(inputs[0]).copy(), memory(inputs[1])
+        for address, value in zip(words[: 2 * num_words : 2], words[1 : 2 * num_words : 2], strict=True):
+            if address < 2 * num_slots:
+                state[address] = value
+            else:
+                table[address - 2 * num_slots] = value
+        slots = table[row_slots_begin : row_slots_begin + num_rows]
+        positions = np.zeros(output_shapes[1], np.int32)
+        positions[:num_rows] = state[num_slots + slots]
+        live = slots[slots != num_slots - 1]
+        state[live] += 1
+        state[num_slots + live] += 1
+        return [mx.array(state), mx.array(positions)]
+
+
+class DecodeDouble:
+    """`paged_decode.cu`, in float64."""
+
+    def __call__(
+        self,
+        inputs: Sequence[mx.array],
+        output_shapes: Sequence[Shape],
+        output_dtypes: Sequence[mx.Dtype],
+        scalars: Sequence[Scalar],
+        num_blocks: tuple[int, int],
+    ) -> list[mx.array]:
+        (num_items, num_workers, num_kv_heads, group_size, page_log2, table_stride, *_strides, window, options) = (
+            int(scalar) for scalar in scalars[:13]
+        )
+        page_stride, head_stride, token_stride = (int(scalar) for scalar in scalars[8:11])
+        scale, cap_log2, cap_inverse2 = (float(scalar) for scalar in scalars[13:])
+        assert num_blocks == (num_kv_heads, num_workers)
+        q, k_new, v_new = (_values(array) for array in inputs[:3])
+        num_rows, dim = q.shape[0], q.shape[-1]
+        q = q.reshape(num_rows, num_kv_heads, group_size, dim)
+        table, lengths = memory(inputs[5]), memory(inputs[6])
+        items = memory(inputs[8]).reshape(-1, 8)[:num_items]
+        pools = [_pool(view, (page_stride, head_stride, token_stride), 1 << page_log2) for view in inputs[3:5]]
+        partials: dict[int, list[tuple[Array, Array, Array]]] = {}
+        for worker in range(num_workers):
+            for slot, begin, end, flags, row, split, num_splits, _ in items[worker::num_workers].tolist():
+                if not flags & 1:
+                    break
+                length = int(lengths[slot])
+                last = length if flags & 2 else min(end, length)
+                first = max(begin, length - window) if window else begin
+                tokens = np.arange(first, max(first, last))
+                pages = table[slot * table_stride + (tokens >> page_log2)]
+                places = tokens & ((1 << page_log2) - 1)
+                if options & OPTION_APPEND and flags & 2 and len(tokens):
+                    for pool, new in zip(pools, (k_new, v_new), strict=True):
+                        pool[pages[-1], :, places[-1]] = _bits(new[row].reshape(num_kv_heads, dim), inputs[3].dtype)
+                keys, values = (_floats(pool[pages, :, places], inputs[3].dtype) for pool in pools)
+                scores = np.einsum("hgd,thd->hgt", q[row], keys) * scale
+                if cap_log2:
+                    scores = cap_log2 * np.tanh(scores * cap_inverse2 / 2 / math.log2(math.e))
+                top = scores.max(axis=-1, initial=-math.inf, keepdims=True)
+                weights = np.exp2(scores - np.where(np.isfinite(top), top, 0.0))
+                partials.setdefault(row, []).append(
+                    (top, weights.sum(axis=-1, keepdims=True), np.einsum("hgt,thd->hgd", weights, values))
+                )
+                assert 0 <= split < num_splits
+        sinks = memory(inputs[9]).astype(np.float64) if options & OPTION_SINKS else None
+        out = np.full((num_rows, num_kv_heads, group_size, dim), np.nan)
+        lse = np.full((num_rows, num_kv_heads * group_size), np.nan)
+        for row, parts in partials.items():
+            tops = [part[0] for part in parts]
+            if sinks is not None:
+                tops.append(sinks.reshape(num_kv_heads, group_size, 1) * math.log2(math.e))
+            top = np.maximum.reduce(tops)
+            base = np.where(np.isfinite(top), top, 0.0)
+            total = sum(part[1] * np.exp2(part[0] - base) for part in parts)
+            weighted = sum(part[2] * np.exp2(part[0] - base) for part in parts)
+            if sinks is not None:
+                total = total + np.exp2(tops[-1] - base)
+            out[row] = weighted / np.where(total == 0, 1.0, total)
+            with np.errstate(divide="ignore"):
+                lse[row] = (base + np.log2(total)).reshape(-1)
+        result = mx.array(out.astype(np.float32)).reshape(output_shapes[-1]).astype(output_dtypes[-1])
+        return [mx.array(lse.astype(np.float32)), result] if options & OPTION_LSE else [result]
+
+
+class KernelsDouble(CudaKernels):
+    """`CudaKernels` of a GPU with few multiprocessors."""
+
+    def __init__(self, num_multiprocessors: int = 12) -> None:
+        super().__init__(CudaDevice((9, 0), num_multiprocessors))
+        self.step_double = PlanStepDouble()
+        self.page_double = NumpyKernels()
+
+    def decode(self, *, head_dim: int, group_size: int, dtype: mx.Dtype) -> Kernel:
+        return DecodeDouble()
+
+    def pages(self) -> PageKernels:
+        return CudaPageKernels("sm_90", self.page_double)
+
+    def plan_step(self) -> Kernel:
+        return self.step_double
+
+
+def _pool(view: mx.array, strides: tuple[int, int, int], page_size: int) -> Array:
+    """The whole pool `[pages, heads, page_size, dim]` of which `view` is the beginning, as 16-bit words."""
+    mx.eval(view)
+    words = np.array(view.view(mx.uint16), copy=False)
+    shape = (2**31 // strides[0], strides[0] // (page_size * view.shape[-1]), page_size, view.shape[-1])
+    return np.lib.stride_tricks.as_strided(words, shape, tuple(2 * stride for stride in (*strides, 1)), writeable=True)
+
+
+def _values(array: mx.array) -> Array:
+    return np.array(array.astype(mx.float32)).astype(np.float64)
+
+
+def _floats(words: Array, dtype: mx.Dtype) -> Array:
+    return _values(mx.array(np.ascontiguousarray(words)).view(dtype))
+
+
+def _bits(values: Array, dtype: mx.Dtype) -> Array:
+    return np.array(mx.array(values.astype(np.float32)).astype(dtype).view(mx.uint16))

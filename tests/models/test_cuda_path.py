@@ -1,0 +1,126 @@
+"""The CUDA path around its kernels, which doubles stand for: plan on the device, padding, launches."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from cuda_double import KernelsDouble
+from tiny import VOCAB, loaded_tiny
+
+from mlxcel_paged.models.paged_model import PagedModel
+from mlxcel_paged.models.paged_rows import PagedRows
+
+# gpt_oss, which has sinks, is missing: MLX multiplies experts on the CPU in float32 alone.
+FAMILIES = ("llama", "gemma2", "gemma3_text", "llama_sliding", "gemma3n")
+
+
+def models(family: str, kernels: KernelsDouble, *, max_slots: int = 6, page_size: int = 16) -> list[PagedModel]:
+    """The model on the doubles, and on the CPU kernel."""
+    loaded = loaded_tiny(family, dtype=mx.float16)
+    options = {"num_pages": 40, "page_size": page_size, "max_slots": max_slots, "max_context": 256}
+    paged = PagedModel(replace(loaded, device="gpu"), kernels=kernels, **options)
+    kernels.page_double.register(paged.pools)
+    return [paged, PagedModel(loaded, **options)]
+
+
+def pad(tokens: list[int], num_rows: int) -> list[int]:
+    return tokens + [0] * (num_rows - len(tokens))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_the_cpu_kernel(family: str) -> None:
+    draw = random.Random(3)
+    kernels = KernelsDouble()
+    both = models(family, kernels)
+    rows = [PagedRows(model) for model in both]
+    for length in (37, 5, 18):
+        prompt = [draw.randrange(VOCAB) for _ in range(length)]
+        for side in rows:
+            side.add(prompt, chunk=16)
+    for _ in range(20):
+        tokens = [draw.randrange(VOCAB) for _ in range(3)]
+        num_rows = both[0].launch_rows(3)
+        assert num_rows == 4
+        found, wanted = rows[0].decode(pad(tokens, num_rows)), rows[1].decode(tokens)
+        assert found.shape[0] == 4
+        assert np.isfinite(np.array(found)).all(), "a padding row is not finite"
+        difference = mx.abs(found[:3] - wanted).max() / mx.abs(wanted).max()
+        assert difference.item() < 2e-2
+    layers = both[0].layout.num_layers
+    assert set(both[0].outcomes.snapshot()) == {"fused"}
+    assert both[0].outcomes.snapshot()["fused"] >= 20 * layers
+    if family == "llama":
+        # One group, 20 steps, 6 page crossings of which two fall together at most.
+        assert kernels.step_double.num_words[-19:].count(0) >= 13
+
+
+def test_a_steady_step_carries_no_word() -> None:
+    kernels = KernelsDouble()
+    model = models("llama", kernels)[0]
+    rows = PagedRows(model)
+    rows.add(list(range(20)))
+    rows.decode([1])
+    kernels.step_double.num_words.clear()
+    for token in range(13):
+        rows.decode([token])
+    # The 33rd token opens the third page.
+    assert sum(kernels.step_double.num_words) == 1
+    assert len(kernels.step_double.num_words) == 13
+
+
+def test_many_words_take_launches_of_their_own() -> None:
+    kernels = KernelsDouble()
+    model = models("llama", kernels, page_size=8)[0]
+    rows = PagedRows(model)
+    rows.add_synthetic(250)
+    rows.decode([1])
+    assert len(kernels.step_double.num_words) > 1
+    assert sum(kernels.step_double.num_words) >= 32, "the pages of the row"
+
+
+def test_the_kill_switch_and_back_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = models("llama", KernelsDouble())
+    rows = [PagedRows(model) for model in both]
+    prompt = list(range(1, 30))
+    for side in rows:
+        side.add(prompt)
+    for step in range(6):
+        monkeypatch.setenv("MLXCEL_PAGED_ATTENTION_NATIVE", "0" if step in (2, 3) else "1")
+        found, wanted = rows[0].decode([step]), rows[1].decode([step])
+        assert (mx.abs(found - wanted).max() / mx.abs(wanted).max()).item() < 2e-2
+    layers = both[0].layout.num_layers
+    assert both[0].outcomes.snapshot() == {"fused": 4 * layers, "gather:kill_switch": 2 * layers}
+
+
+def test_a_page_size_that_is_no_power_of_two_gathers() -> None:
+    model = models("llama", KernelsDouble(), page_size=24)[0]
+    rows = PagedRows(model)
+    rows.add([1, 2, 3])
+    assert model.launch_rows(1) == 1
+    rows.decode([4])
+    assert set(model.outcomes.snapshot()) == {"gather:unsupported_page_size"}
+
+
+def test_rows_come_and_go_inside_a_bucket() -> None:
+    draw = random.Random(5)
+    both = models("llama", KernelsDouble())
+    rows = [PagedRows(model) for model in both]
+    for side in rows:
+        side.add([1, 2, 3, 4])
+    for step in range(30):
+        if step % 7 == 3:
+            prompt = [draw.randrange(VOCAB) for _ in range(draw.randrange(2, 40))]
+            for side in rows:
+                side.add(prompt)
+        if step % 11 == 10:
+            for side in rows:
+                side.remove(0)
+        num_live = len(rows[0])
+        tokens = [draw.randrange(VOCAB) for _ in range(num_live)]
+        found = rows[0].decode(pad(tokens, both[0].launch_rows(num_live)))
+        wanted = rows[1].decode(tokens)
+        assert (mx.abs(found[:num_live] - wanted).max() / mx.abs(wanted).max()).item() < 2e-2
