@@ -81,7 +81,8 @@ class DecodeDouble:
             int(scalar) for scalar in scalars[:13]
         )
         page_stride, head_stride, token_stride = (int(scalar) for scalar in scalars[8:11])
-        scale, cap_log2, cap_inverse2 = (float(scalar) for scalar in scalars[13:])
+        assert all(float(np.float32(scalar)) == scalar for scalar in scalars[13:]), "MLX would refuse it"
+        scale, cap_log2, cap_inverse2 = scalars[13:]
         assert num_blocks == (num_kv_heads, num_workers)
         q, k_new, v_new = (_values(array) for array in inputs[:3])
         num_rows, dim = q.shape[0], q.shape[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import mlx.core as mx
+import numpy as np
 
 from mlxcel_paged import _core
 from mlxcel_paged.attention.cuda.device_plan import DevicePlan
@@ -128,13 +129,13 @@ class CudaDecode:
         key = (scale, soft_cap, options)
         found = self._scalars.get(key)
         if found is None:
-            found = (
-                *self._geometry,
-                options,
-                float(scale if soft_cap else scale * _LOG2E),
-                float(soft_cap * _LOG2E),
-                float(2.0 * _LOG2E / soft_cap) if soft_cap else 0.0,
+            floats = (
+                scale if soft_cap else scale * _LOG2E,
+                soft_cap * _LOG2E,
+                2.0 * _LOG2E / soft_cap if soft_cap else 0.0,
             )
+            # MLX takes a float by value only if it is one of float32.
+            found = (*self._geometry, options, *(float(np.float32(value)) for value in floats))
             self._scalars[key] = found
         return found
 
