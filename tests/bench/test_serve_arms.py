@@ -11,6 +11,7 @@ import pytest
 from mlxcel_paged.bench.serve import report
 from mlxcel_paged.bench.serve.arms import is_own_path
 from mlxcel_paged.bench.serve.record import RequestRecord
+from mlxcel_paged.bench.serve.scrape import ServerCounts
 from mlxcel_paged.bench.serve.summary import arm_ratios, problems, summarize
 from mlxcel_paged.bench.serve.turn import Turn
 from mlxcel_paged.bench.serve.workload import SyntheticWorkload
@@ -40,8 +41,8 @@ def test_own_path(arm: str, launches: dict[str, int], num_pages: int, expected: 
 
 def turn(arm: str, number: int, step_s: float, *, texts: str = "xy", on_own_path: bool = True) -> Turn:
     records = [RequestRecord(16, 0.0, [1 + step_s * index for index in range(5)], 5, text) for text in texts]
-    launches = {} if arm == "dense" else {arm: 60}
-    return Turn(arm, number, "m", records, 1 + 4 * step_s, launches, on_own_path)
+    counts = ServerCounts({} if arm == "dense" else {arm: 60}, 8, 5, 2.0, 1.9)
+    return Turn(arm, number, "m", records, 1 + 4 * step_s, counts, on_own_path)
 
 
 def alternating(steps_s: dict[str, tuple[float, ...]], **fields: Any) -> list[Turn]:
@@ -73,6 +74,8 @@ def test_result_is_over_all_turns_and_keeps_each() -> None:
     assert [one["decode_throughput"] for one in result["turns"]] == pytest.approx([20.0, 10.0, 4.0])
     assert result["launches"] == {"fused": 180}
     assert result["completed"] == 6
+    assert result["outside_model_percent"] == pytest.approx(5.0)
+    assert result["outside_model_ms_per_step"] == pytest.approx(20.0)
     assert result["duration"] == pytest.approx(1.4 + 1.8 + 3.0)
     assert (result["context"], result["output_len"], result["max_concurrency"]) == (16, 5, 2)
 

@@ -147,6 +147,6 @@ def test_launches_and_model_are_read_from_the_server(server: RunningServer) -> N
             after = await scrape_counts(client)
         assert before == ServerCounts({"fused": 0}, 256)
         assert after is not None
-        assert after.launches_since(before) == {"fused": 6, "gather:forced": 7}
+        assert after.since(before) == ServerCounts({"fused": 6, "gather:forced": 7}, 256, 3)
 
     asyncio.run(run())

@@ -24,6 +24,7 @@ def rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
             "TPOT median": _or_dash(result["median_tpot_ms"]),
             "ITL p99": _or_dash(result["p99_itl_ms"]),
             "E2EL median": _or_dash(result["median_e2el_ms"]),
+            "outside model": _outside_model(result),
             "done": f"{result['completed']}/{result['completed'] + result['failed']}",
             "path": _path(result),
         }
@@ -56,15 +57,16 @@ def markdown(document: Mapping[str, Any]) -> str:
         lines += [f"    {document['command']}", ""]
     lines += [
         "A workload is clients x prompt tokens + output tokens, or a trace. Decode throughput is measured while all "
-        "clients decode (the median turn). Milliseconds: mean / median / std / p99 over all turns.",
+        "clients decode (the median turn). Milliseconds: mean / median / std / p99 over all turns. Outside model: the "
+        "server's share of a step that is neither model nor sampler.",
         "",
-        "| workload | arm | decode tok/s | output tok/s | TTFT | TPOT | ITL | E2EL | done | path |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| workload | arm | decode tok/s | output tok/s | TTFT | TPOT | ITL | E2EL | outside model | done | path |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row, result in zip(rows(document), document["results"], strict=True):
         cells = [row["workload"], row["arm"], row["decode tok/s"], row["output tok/s"]]
         cells += [_latency(result, name) for name in _LATENCIES]
-        cells += [row["done"], row["path"]]
+        cells += [row["outside model"], row["done"], row["path"]]
         lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
     for title, texts in (("Ratios", ratio_lines(document)), ("Problems", document["problems"])):
         if texts:
@@ -94,6 +96,12 @@ def _path(result: Mapping[str, Any]) -> str:
     if result["launches"]:
         return ", ".join(f"{outcome} {count}" for outcome, count in result["launches"].items())
     return "no pages" if result["arm"] == "dense" and result["on_own_path"] else "-"
+
+
+def _outside_model(result: Mapping[str, Any]) -> str:
+    if result["outside_model_percent"] is None:
+        return "-"
+    return f"{result['outside_model_percent']:.1f} %, {result['outside_model_ms_per_step']:.2f} ms"
 
 
 def _latency(result: Mapping[str, Any], name: str) -> str:

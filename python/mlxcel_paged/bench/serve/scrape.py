@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-_LAUNCHES = "mlxcel_paged_decode_launches_total"
-_PAGES = "mlxcel_paged_kv_pages_total"
+_PREFIX = "mlxcel_paged_"
+_LAUNCHES = f"{_PREFIX}decode_launches_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +19,29 @@ class ServerCounts:
     Attributes:
         decode_launches: by outcome.
         num_pages: pages of the KV pools; 0 with dense storage.
+        num_steps: steps of the engine.
+        step_s: time spent on steps.
+        model_s: the part of `step_s` in the model and the sampler.
     """
 
     decode_launches: Mapping[str, int] = field(default_factory=dict)
     num_pages: int = 0
+    num_steps: int = 0
+    step_s: float = 0.0
+    model_s: float = 0.0
 
-    def launches_since(self, earlier: ServerCounts) -> dict[str, int]:
-        """Launches by outcome between two looks, without outcomes that none took."""
+    def since(self, earlier: ServerCounts) -> ServerCounts:
+        """What was counted between two looks, without outcomes that no launch had; `num_pages` is the later one's."""
         grown = {
             outcome: count - earlier.decode_launches.get(outcome, 0) for outcome, count in self.decode_launches.items()
         }
-        return {outcome: count for outcome, count in grown.items() if count}
+        return ServerCounts(
+            {outcome: count for outcome, count in grown.items() if count},
+            self.num_pages,
+            self.num_steps - earlier.num_steps,
+            self.step_s - earlier.step_s,
+            self.model_s - earlier.model_s,
+        )
 
 
 async def scrape_counts(client: httpx.AsyncClient) -> ServerCounts | None:
@@ -38,14 +50,22 @@ async def scrape_counts(client: httpx.AsyncClient) -> ServerCounts | None:
     if response.status_code != 200:
         return None
     launches: dict[str, int] = {}
-    num_pages = None
+    values: dict[str, float] = {}
     for family in text_string_to_metric_families(response.text):
         for sample in family.samples:
             if sample.name == _LAUNCHES:
                 launches[sample.labels["outcome"]] = int(sample.value)
-            elif sample.name == _PAGES:
-                num_pages = int(sample.value)
-    return None if num_pages is None else ServerCounts(launches, num_pages)
+            elif not sample.labels:
+                values[sample.name.removeprefix(_PREFIX)] = sample.value
+    if "kv_pages_total" not in values:
+        return None
+    return ServerCounts(
+        launches,
+        int(values["kv_pages_total"]),
+        int(values.get("steps_total", 0)),
+        values.get("step_seconds_total", 0.0),
+        values.get("model_seconds_total", 0.0),
+    )
 
 
 async def scrape_model(client: httpx.AsyncClient) -> tuple[str | None, int | None]:

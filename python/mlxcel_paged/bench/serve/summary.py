@@ -9,6 +9,7 @@ from typing import Any
 
 from mlxcel_paged.bench.serve.decode_window import decode_window
 from mlxcel_paged.bench.serve.metrics import serving_metrics
+from mlxcel_paged.bench.serve.scrape import ServerCounts
 from mlxcel_paged.bench.serve.turn import Turn
 from mlxcel_paged.bench.serve.workload import SyntheticWorkload, Workload
 
@@ -18,9 +19,10 @@ _MAX_LISTED_ERRORS = 3
 def summarize(workload: Workload, arm: str, turns: Sequence[Turn], goodput_ms: Mapping[str, float]) -> dict[str, Any]:
     """Sums up an arm's turns of a workload; see `bench_serve`."""
     own = [turn for turn in turns if turn.arm == arm]
+    counts = [turn.counts for turn in own if turn.counts is not None]
     launches: Counter[str] = Counter()
-    for turn in own:
-        launches.update(turn.launches or {})
+    for one in counts:
+        launches.update(one.decode_launches)
     records = [record for turn in own for record in turn.records]
     duration_s = sum(turn.duration_s for turn in own)
     return {
@@ -29,6 +31,7 @@ def summarize(workload: Workload, arm: str, turns: Sequence[Turn], goodput_ms: M
         "on_own_path": all(turn.on_own_path for turn in own),
         "launches": dict(launches),
         "decode_throughput": _median(_decode_throughput(turn, workload) for turn in own),
+        **_outside_model(counts),
         **serving_metrics(records, duration_s=duration_s, goodput_ms=goodput_ms),
         "turns": [_turn(turn, workload, goodput_ms) for turn in own],
     }
@@ -64,7 +67,7 @@ def problems(
         strayed = [turn for turn in own if not turn.on_own_path]
         if strayed:
             found.append(
-                f"{workload.name}: arm {arm} did not run on its own path: {strayed[0].launches or 'no launch'}"
+                f"{workload.name}: arm {arm} did not run on its own path: {_launches(strayed[0]) or 'no launch'}"
             )
         errors = [record.error for turn in own for record in turn.records if record.error is not None]
         if errors and not allow_failures:
@@ -99,10 +102,25 @@ def _turn(turn: Turn, workload: Workload, goodput_ms: Mapping[str, float]) -> di
     return {
         "number": turn.number,
         "on_own_path": turn.on_own_path,
-        "launches": turn.launches,
+        "launches": _launches(turn),
         "decode_throughput": None if window is None else window.tokens_per_s,
         "decode_window_s": None if window is None else window.seconds,
+        **_outside_model([] if turn.counts is None else [turn.counts]),
         **serving_metrics(turn.records, duration_s=turn.duration_s, goodput_ms=goodput_ms),
+    }
+
+
+def _launches(turn: Turn) -> dict[str, int] | None:
+    return None if turn.counts is None else dict(turn.counts.decode_launches)
+
+
+def _outside_model(counts: Sequence[ServerCounts]) -> dict[str, float | None]:
+    """What a step costs beside the model and the sampler: scheduling, page tables, delivery."""
+    step_s, num_steps = sum(one.step_s for one in counts), sum(one.num_steps for one in counts)
+    outside_s = step_s - sum(one.model_s for one in counts)
+    return {
+        "outside_model_percent": 100 * outside_s / step_s if step_s else None,
+        "outside_model_ms_per_step": 1e3 * outside_s / num_steps if step_s and num_steps else None,
     }
 
 

@@ -11,7 +11,7 @@ from mlxcel_paged.bench.serve.arms import is_own_path
 from mlxcel_paged.bench.serve.client import new_client
 from mlxcel_paged.bench.serve.load import send_all
 from mlxcel_paged.bench.serve.record import RequestRecord
-from mlxcel_paged.bench.serve.scrape import scrape_counts, scrape_model
+from mlxcel_paged.bench.serve.scrape import ServerCounts, scrape_counts, scrape_model
 from mlxcel_paged.bench.serve.workload import Workload
 from mlxcel_paged.errors import PagedError
 
@@ -64,7 +64,7 @@ class Turn:
         model: the name that the server has for it.
         records: in the order of the workload's requests.
         duration_s: from the first request to the last answer.
-        launches: decode launches by outcome; None where the server has no such metrics.
+        counts: what the server counted during the turn; None where it has no such metrics.
         on_own_path: whether all of them took the arm's path.
     """
 
@@ -73,7 +73,7 @@ class Turn:
     model: str | None
     records: list[RequestRecord]
     duration_s: float
-    launches: dict[str, int] | None
+    counts: ServerCounts | None
     on_own_path: bool
 
 
@@ -121,9 +121,9 @@ async def run_turn(
         raise ServerLostError(message) from error
     if before is None or after is None:
         return Turn(arm, number, name, records, duration_s, None, is_own_path(arm, {}, num_pages=0))
-    launches = after.launches_since(before)
-    on_own_path = is_own_path(arm, launches, num_pages=after.num_pages)
-    return Turn(arm, number, name, records, duration_s, launches, on_own_path)
+    counts = after.since(before)
+    on_own_path = is_own_path(arm, counts.decode_launches, num_pages=counts.num_pages)
+    return Turn(arm, number, name, records, duration_s, counts, on_own_path)
 
 
 async def _warm_up(
