@@ -15,6 +15,7 @@ logger = logging.getLogger("mlxcel_paged")
 
 NATIVE_ATTENTION = "MLXCEL_PAGED_ATTENTION_NATIVE"
 CACHE_DIR = "MLXCEL_PAGED_CACHE_DIR"
+API_KEY = "MLXCEL_PAGED_API_KEY"
 
 _OFF = frozenset({"0", "false", "off", "no"})
 _FORCE = frozenset({"1", "true", "on", "yes"})
@@ -49,6 +50,18 @@ def cache_dir() -> Path:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "mlxcel-paged"
+
+
+def api_key() -> str | None:
+    """Reads `MLXCEL_PAGED_API_KEY`: the key that clients of the server must send; unset means none.
+
+    Raises:
+        ValueError: it is empty, which would leave a server open that was meant to be closed.
+    """
+    key = os.environ.get(API_KEY)
+    if key is not None and not key.strip():
+        raise ValueError(f"{API_KEY} is set but empty (hint: unset it to serve without a key)")
+    return None if key is None else key.strip()
 
 
 def _report_once(name: str, value: str, consequence: str) -> None:

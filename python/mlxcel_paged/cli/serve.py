@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from mlxcel_paged import env
 from mlxcel_paged.cli import options
 
 
@@ -40,6 +41,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="how long running requests may go on after SIGTERM (default: %(default)s)",
     )
+    group.add_argument(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help=f"a key that requests must send; may be repeated (default: {env.API_KEY}, else none)",
+    )
+    group.add_argument("--open-metrics", action="store_true", help="serve /metrics without a key")
+    group.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="pages of this origin, or * for any, may read answers; may be repeated (default: none)",
+    )
     group.add_argument("--debug-endpoints", action="store_true", help="serve /v1/debug/plan")
 
 
@@ -56,6 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
         served_model_name=arguments.served_model_name,
         shutdown_timeout_s=arguments.shutdown_timeout,
         debug_endpoints=arguments.debug_endpoints,
+        api_keys=_api_keys(arguments),
+        open_metrics=arguments.open_metrics,
+        cors_origins=tuple(arguments.cors_origin),
         # The engine's queue refuses first; this bounds what is being tokenized or read besides.
         max_open_sequences=max(1024, 2 * (arguments.max_queued_requests + arguments.parallel)),
     )
@@ -68,6 +86,13 @@ def run(arguments: argparse.Namespace) -> int:
     )
     serve(engine, server_config)
     return 0
+
+
+def _api_keys(arguments: argparse.Namespace) -> tuple[str, ...]:
+    if arguments.api_key is not None:
+        return tuple(arguments.api_key)
+    key = env.api_key()
+    return () if key is None else (key,)
 
 
 def _port(text: str) -> int:

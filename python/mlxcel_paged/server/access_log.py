@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import quote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mlxcel_paged.server.request_id import HEADER, request_id
 
 logger = logging.getLogger("mlxcel_paged.access")
 
@@ -27,14 +28,14 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = uuid.uuid4().hex
+        name = request_id(scope["headers"])
         status = 0
 
         async def send_with_id(message: MutableMapping[str, Any]) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+                headers = [*message.get("headers", []), (HEADER, name.encode())]
                 message = {**message, "headers": headers}
             await send(message)
 
@@ -48,4 +49,4 @@ class AccessLog:
             shown_status = CLIENT_GONE_STATUS if state["client_gone"] else status
             path = quote(scope["path"])
             level = logging.DEBUG if scope["path"] in _POLLED_PATHS else logging.INFO
-            logger.log(level, "%s %s %d %.1f ms %s", scope["method"], path, shown_status, elapsed_ms, request_id)
+            logger.log(level, "%s %s %d %.1f ms %s", scope["method"], path, shown_status, elapsed_ms, name)

@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from mlxcel_paged.server.access_log import AccessLog
+from mlxcel_paged.server.auth import RequireApiKey
 from mlxcel_paged.server.cache_stats import CacheStats
 from mlxcel_paged.server.chat import ChatCompletions
 from mlxcel_paged.server.completions import Completions
@@ -57,6 +59,7 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
             Middleware(QuietCancellation, service=service),
             Middleware(AccessLog),
             Middleware(UnexpectedErrors),
+            *access_rules(service),
         ],
         exception_handlers={ApiError: answer_api_error, HTTPException: answer_http_exception},
         lifespan=lifespan,
@@ -65,6 +68,26 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
     app.router.redirect_slashes = False
     app.state.service = service
     return app
+
+
+def access_rules(service: Service) -> list[Middleware]:
+    """Who may ask: pages of other origins and holders of keys. CORS is outside, so that a page can see a 401."""
+    config = service.config
+    rules = []
+    if config.cors_origins:
+        rules.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.cors_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after"],
+            )
+        )
+    if config.api_keys:
+        keys, on_refusal = config.api_keys, service.metrics.rejected
+        rules.append(Middleware(RequireApiKey, keys=keys, open_metrics=config.open_metrics, on_refusal=on_refusal))
+    return rules
 
 
 def debug_routes(service: Service) -> list[Route]:

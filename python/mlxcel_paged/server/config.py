@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
+
+_KEY = re.compile(r"[!-~]{1,512}")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,7 +14,7 @@ class ServerConfig:
     """Settings of the HTTP server.
 
     Attributes:
-        host: Address to bind. The default is reachable from this machine alone; there is no authentication.
+        host: Address to bind. The default is reachable from this machine alone.
         port: TCP port; 0 takes a free one.
         served_model_name: Name in `/v1/models` and in answers; None takes the model's own.
         model_aliases: Further names that requests may use for the model.
@@ -27,6 +31,9 @@ class ServerConfig:
         keepalive_interval_s: A stream without a new token for this long gets an SSE comment. Until the first
             token or the first comment no headers are sent, so that an early failure still has its status code.
         shutdown_timeout_s: Seconds that running requests get to finish after SIGTERM.
+        api_keys: Keys of which requests must send one; none leaves the server open to whoever can reach it.
+        open_metrics: Whether `/metrics` asks for no key.
+        cors_origins: Origins whose pages may read answers, such as `https://example.org`, or `*` for all.
         debug_endpoints: Serve `/v1/debug/plan`.
 
     Raises:
@@ -49,6 +56,9 @@ class ServerConfig:
     retry_after_s: int = 1
     keepalive_interval_s: float = 15.0
     shutdown_timeout_s: int = 30
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    open_metrics: bool = False
+    cors_origins: tuple[str, ...] = ()
     debug_endpoints: bool = False
 
     def __post_init__(self) -> None:
@@ -58,6 +68,11 @@ class ServerConfig:
             raise ValueError(f"port must be between 0 and 65535: {self.port}")
         if self.served_model_name is not None and not self.served_model_name:
             raise ValueError("served_model_name is empty")
+        if not all(_KEY.fullmatch(key) for key in self.api_keys):
+            raise ValueError("an API key must be 1 to 512 visible ASCII characters")  # the key itself is not repeated
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"not an origin like https://example.org, without a path: {origin!r}")
         for name in (
             "max_body_bytes",
             "max_messages",
