@@ -12,7 +12,7 @@ from mlxcel_paged.bench.serve import report
 from mlxcel_paged.bench.serve.arms import is_own_path
 from mlxcel_paged.bench.serve.record import RequestRecord
 from mlxcel_paged.bench.serve.scrape import ServerCounts
-from mlxcel_paged.bench.serve.summary import arm_ratios, problems, summarize
+from mlxcel_paged.bench.serve.summary import arm_ratios, notes, problems, summarize
 from mlxcel_paged.bench.serve.turn import Turn
 from mlxcel_paged.bench.serve.workload import SyntheticWorkload
 
@@ -89,6 +89,14 @@ def test_nothing_is_wrong_with_a_good_run() -> None:
     assert find(alternating({"dense": (0.2, 0.4), "fused": (0.1, 0.2)})) == []
 
 
+def test_turns_without_a_decode_window_are_noted() -> None:
+    turns = alternating({"dense": (0.2, 0.4), "fused": (0.1, 0.2)})
+    assert notes(WORKLOAD, ("dense", "fused"), turns) == []
+    turns[3].records[0].chunk_times = [90.0, 91.0]
+    (note,) = notes(WORKLOAD, ("dense", "fused"), turns)
+    assert "in 1 of 2 turns of arm fused not all clients decoded at one time" in note
+
+
 def test_another_path_is_a_problem_even_once() -> None:
     turns = [
         turn("dense", 1, 0.1),
@@ -125,6 +133,7 @@ def document() -> dict[str, Any]:
         "command": "mlxcel-paged bench serve",
         "results": [summarize(WORKLOAD, arm, turns, {}) for arm in arms],
         "ratios": arm_ratios(WORKLOAD, arms, turns),
+        "notes": [],
         "problems": ["something"],
     }
 

@@ -151,6 +151,8 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[st
             console.print(f"[dim]wrote {path}[/dim]")
     for line in report.ratio_lines(document):
         console.print(line, markup=False)
+    for note in document["notes"]:
+        console.print(f"note: {note}", style="yellow", markup=False)
     for problem in document["problems"]:
         console.print(f"problem: {problem}", style="red", markup=False)
     return document, report.rows(document), EXIT_PROBLEM if document["problems"] else 0

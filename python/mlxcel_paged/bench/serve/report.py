@@ -68,7 +68,8 @@ def markdown(document: Mapping[str, Any]) -> str:
         cells += [_latency(result, name) for name in _LATENCIES]
         cells += [row["outside model"], row["done"], row["path"]]
         lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
-    for title, texts in (("Ratios", ratio_lines(document)), ("Problems", document["problems"])):
+    sections = (("Ratios", ratio_lines(document)), ("Notes", document["notes"]), ("Problems", document["problems"]))
+    for title, texts in sections:
         if texts:
             lines += ["", f"## {title}", "", *(f"* {text}" for text in texts)]
     return "\n".join(lines) + "\n"

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from mlxcel_paged.bench.environment import environment
 from mlxcel_paged.bench.serve.record import RequestRecord
 from mlxcel_paged.bench.serve.servers import Servers
-from mlxcel_paged.bench.serve.summary import arm_ratios, problems, summarize
+from mlxcel_paged.bench.serve.summary import arm_ratios, notes, problems, summarize
 from mlxcel_paged.bench.serve.turn import Endpoint, Turn, WarmUp, run_turn
 from mlxcel_paged.bench.serve.workload import Workload
 
@@ -44,9 +44,9 @@ def bench_serve(
         progress: show a progress bar on a terminal.
 
     Returns:
-        `{"environment", "model", "results", "ratios", "problems"}`. A result is one workload on one arm: the keys of
-        `serving_metrics` over all turns, `decode_throughput` (the median turn's), the path taken, and the same for each
-        of its `turns`. The measurement holds if `problems` is empty.
+        `{"environment", "model", "results", "ratios", "notes", "problems"}`. A result is one workload on one arm: the
+        keys of `serving_metrics` over all turns, `decode_throughput` (the median turn's), the path taken, and the same
+        for each of its `turns`. The measurement holds if `problems` is empty.
 
     Raises:
         ServerStartError, ServerLostError: a server does not start or does not answer.
@@ -54,6 +54,7 @@ def bench_serve(
     results: list[dict[str, Any]] = []
     ratios: list[dict[str, Any]] = []
     found: list[str] = []
+    noted: list[str] = []
     model: str | None = None
     num_requests = sum(workload.num_requests for workload in workloads) * len(arms) * alternations
     # disable=None: no bar where standard error is no terminal.
@@ -80,12 +81,14 @@ def bench_serve(
                     turns.append(turn)
             results += [summarize(workload, arm, turns, goodput_ms) for arm in arms]
             ratios += arm_ratios(workload, arms, turns)
+            noted += notes(workload, arms, turns)
             found += problems(workload, arms, turns, check_tokens=check_tokens, allow_failures=allow_failures)
     return {
         "environment": environment(),
         "model": model,
         "results": results,
         "ratios": ratios,
+        "notes": noted,
         "problems": found,
     }
 

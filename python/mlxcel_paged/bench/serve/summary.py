@@ -76,6 +76,22 @@ def problems(
     return found + (_differences(workload, arms, turns) if check_tokens else [])
 
 
+def notes(workload: Workload, arms: Sequence[str], turns: Sequence[Turn]) -> list[str]:
+    """Says in words what was not measured, and what to do about it."""
+    if workload.clients is None or workload.num_requests < workload.clients:
+        return []
+    found = []
+    for arm in arms:
+        own = [turn for turn in turns if turn.arm == arm]
+        num_without = sum(_decode_throughput(turn, workload) is None for turn in own)
+        if num_without:
+            found.append(
+                f"{workload.name}: in {num_without} of {len(own)} turns of arm {arm} not all clients decoded at one "
+                "time (hint: a larger --output-len, or prompts that finish sooner: -- --max-num-batched-tokens N)"
+            )
+    return found
+
+
 def _differences(workload: Workload, arms: Sequence[str], turns: Sequence[Turn]) -> list[str]:
     answers = {
         (turn.arm, turn.number, index): record.text
