@@ -6,11 +6,12 @@
     python benchmarks/bench_step_mlx.py --report step.json other.json         # one table out of several runs
 
 Random f16 weights, synthetic contexts, greedy, MLX's and mlx-lm's default settings. Each arm runs in a process of its
-own; processes take turns (A B A B ...), and a pair is one process of each arm. What is measured, medians over the timed
-steps of a process, then over processes; ratios are taken within a pair, then their median:
+own; processes take turns (A B A B ...), and a pair is one process of each arm. What is measured, over the timed steps
+of a process, then the median over processes; ratios are taken within a pair, then their median:
 
-- step: wall time between two deliveries of tokens, one step ahead (`async_eval` of the next step, then the last one's
-  tokens are read), in both.
+- step: wall time of all timed steps over their number, one step ahead (`async_eval` of the next step, then the last
+  one's tokens are read), in both. The median of single steps is in the JSON too; it leaves out those in which a host
+  that ran ahead waits for the device, every second one with mlx-lm's dense caches.
 - host: from the start of a step until its `async_eval` returns.
 - device: events around every graph launch of eight further steps, summed. A graph that starts on an idle stream counts
   from the launch call on.

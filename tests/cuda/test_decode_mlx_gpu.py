@@ -16,6 +16,8 @@ if not mx.cuda.is_available():
 from test_prefill_gpu import on_gpu, own_cache_logits, poison
 from tiny import BASE, FAMILIES, VARIANTS, VOCAB
 
+from mlxcel_paged.attention.cuda.library import CudaKernels
+from mlxcel_paged.kernels_cuda.device import current_device
 from mlxcel_paged.models.paged_model import PagedModel
 from mlxcel_paged.models.paged_rows import PagedRows
 from mlxcel_paged.models.self_check import TOLERANCES
@@ -35,7 +37,9 @@ def check(family: str, dtype: mx.Dtype, *, page_size: int, lengths: list[int], *
         "max_context": max(lengths) + NUM_STEPS + 1,
         **sizes,
     }
-    paged = PagedModel(loaded, page_size=page_size, **options)
+    # Compiling for every shape takes seconds; test_both_ways_to_compile compares the two.
+    kernels = CudaKernels(current_device(), with_jit=False)
+    paged = PagedModel(loaded, page_size=page_size, kernels=kernels, **options)
     poison(paged)
     draw = np.random.default_rng(23)
     prompts = [draw.integers(0, VOCAB, length).tolist() for length in lengths]
@@ -121,6 +125,25 @@ def test_the_same_batch_gives_the_same_bits() -> None:
         values = [np.array(step) for step in logits]
         first = first or values
         assert all(np.array_equal(left, right) for left, right in zip(first, values, strict=True))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
+def test_both_ways_to_compile_give_the_same_bits(family: str) -> None:
+    results = []
+    for with_jit in (False, True):
+        paged = PagedModel(
+            on_gpu(family, mx.float16),
+            num_pages=100,
+            page_size=16,
+            max_slots=4,
+            max_context=1024,
+            kernels=CudaKernels(current_device(), with_jit=with_jit),
+        )
+        rows = PagedRows(paged)
+        for length in (600, 33):
+            rows.add([token % VOCAB for token in range(length)])
+        results.append([np.array(rows.decode([step, step + 1])) for step in range(20)])
+    assert all(np.array_equal(left, right) for left, right in zip(*results, strict=True))
 
 
 def test_two_models_of_other_dtypes_take_turns() -> None:

@@ -12,7 +12,6 @@ if not mx.cuda.is_available():
     pytest.skip("needs a CUDA GPU and MLX's CUDA backend", allow_module_level=True)
 
 from mlxcel_paged.attention.cuda.library import cuda_kernels
-
 from mlxcel_paged.attention.page_write import places_of_tokens
 from mlxcel_paged.kvcache.page_kernels import PageKernels
 

@@ -65,7 +65,14 @@ def build_core_over(config: EngineConfig, loaded: LoadedModel) -> EngineCore:
     groups: list[PagedGroup] = []
     if storage.storage == "paged":
         layout = kv_layout(loaded.model)
-        report = self_check(loaded, page_size=config.page_size, arm=config.arm, layout=layout)
+        report = self_check(
+            loaded,
+            page_size=config.page_size,
+            arm=config.arm,
+            layout=layout,
+            max_slots=storage.max_batch,
+            max_context=max_context,
+        )
         logger.info("self-check: largest logit difference %.2g, %s", report.largest_difference, report.outcomes)
         memory = plan_model_memory(config, loaded, layout, storage, max_context)
         model = PagedModel(

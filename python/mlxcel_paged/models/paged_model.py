@@ -152,11 +152,13 @@ def new_decode_plan(
     """Makes the plan of one KV group. Its number of work items bounds the workspace of a decode launch.
 
     On the CPU rows are cut at fixed chunks as long as projections are batch-invariant too (`MAX_PROJECTION_ROWS` in the
-    core): a decode step then gives a sequence the same bits alone and in a batch, at no cost.
+    core): a decode step then gives a sequence the same bits alone and in a batch, at no cost. On a GPU a row's part of
+    the table does not depend on `num_pages`: it is a constant of kernels that are compiled at start.
     """
+    max_pages = -(-max_context // page_size) + 1
     return _core.DecodePlan(
         max_slots=max_slots,
-        max_pages_per_slot=min(num_pages, -(-max_context // page_size) + 1),
+        max_pages_per_slot=min(num_pages, max_pages) if on_cpu else max_pages,
         num_pages=num_pages,
         page_size=page_size,
         num_qo_heads=group.num_qo_heads,

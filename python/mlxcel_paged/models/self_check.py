@@ -41,11 +41,20 @@ class SelfCheckReport:
 
 
 def self_check(
-    loaded: LoadedModel, *, page_size: int, arm: Arm = "auto", layout: KVLayout | None = None
+    loaded: LoadedModel,
+    *,
+    page_size: int,
+    arm: Arm = "auto",
+    layout: KVLayout | None = None,
+    max_slots: int = 2,
+    max_context: int = 0,
 ) -> SelfCheckReport:
     """Decodes two short sequences of different lengths on pages and alone, and compares logit by logit.
 
     Pools, plans and counters are the check's own; nothing of it stays.
+
+    Args:
+        max_slots, max_context: Those that the model will be served with: its launches are then the very same.
 
     Raises:
         SelfCheckError: The difference is above the tolerance of the model's dtype, or is not a number.
@@ -58,8 +67,8 @@ def self_check(
         loaded,
         num_pages=2 * pages_per_sequence,
         page_size=page_size,
-        max_slots=2,
-        max_context=pages_per_sequence * page_size,
+        max_slots=max(2, max_slots),
+        max_context=max(max_context, pages_per_sequence * page_size),
         arm=arm,
         layout=layout,
     )

@@ -9,6 +9,7 @@ from functools import cache
 import mlx.core as mx
 
 from mlxcel_paged import env
+from mlxcel_paged.attention.cuda.jit_decode import JitDecodeKernel
 from mlxcel_paged.attention.cuda.kernel import Kernel, MlxKernel
 from mlxcel_paged.attention.cuda.page_kernels import CudaPageKernels
 from mlxcel_paged.kernels_cuda import ENTRY_POINT, CompileError, KernelVariant, NvrtcNotFoundError
@@ -29,10 +30,12 @@ class CudaKernels:
 
     Args:
         device: The GPU.
+        with_jit: MLX compiles the decode kernel; see `JitDecodeKernel`.
     """
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: CudaDevice, *, with_jit: bool = True) -> None:
         self.device = device
+        self._with_jit = with_jit
         self._made: dict[str, Kernel] = {}
 
     def decode(self, *, head_dim: int, group_size: int, dtype: mx.Dtype) -> Kernel:
@@ -40,12 +43,13 @@ class CudaKernels:
         variant = KernelVariant.for_shape(
             head_dim=head_dim, group_size=group_size, dtype=DTYPES[dtype], architecture=self.device.architecture
         )
-        return self._kernel(
+        precompiled = self._kernel(
             "paged_decode.cu",
             variant.name,
             lambda cubin: MlxKernel(ENTRY_POINT, cubin, variant.num_threads, variant.shared_bytes),
             variant.definitions,
         )
+        return JitDecodeKernel(variant, precompiled) if self._with_jit else precompiled
 
     def plan_step(self) -> Kernel:
         """The kernel that moves the plan on the device by a step."""
