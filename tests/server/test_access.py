@@ -21,6 +21,7 @@ ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/x"),
     ("GET", "/v1/cache/stats"), ("GET", "/v1/status"), ("GET", "/v1/debug/plan"), ("GET", "/metrics"),
     ("GET", "/no/such/path"), ("OPTIONS", "/v1/completions"), ("GET", "/health/"), ("GET", "/health/x"),
+    ("GET", "/assets"),
 ]  # fmt: skip
 
 
@@ -69,7 +70,7 @@ def test_any_of_the_keys_opens(locked: RunningServer, authorization: str) -> Non
 
 
 def test_probes_are_open_and_metrics_if_asked(start, locked: RunningServer) -> None:
-    for path in ("/health", "/health/live", "/health/ready"):
+    for path in ("/health", "/health/live", "/health/ready", "/", "/assets/page.js"):
         assert ask(locked, None, path).status_code == 200
     opened = start(ServerConfig(api_keys=(KEY,), open_metrics=True))
     assert ask(opened, None, "/metrics").status_code == 200

@@ -11,8 +11,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mlxcel_paged.server.errors import ApiError
 
-# Probes carry no keys, and the status page holds nothing but its own markup.
+# Probes carry no keys; the status page and its files are part of the package and say nothing about this server.
 OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})
+_OPEN_FOLDER = "/assets/"
 METRICS_PATH = "/metrics"
 
 
@@ -34,7 +35,7 @@ class RequireApiKey:
         self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._open_paths:
+        if scope["type"] != "http" or self._is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         refusal = self._refusal(Request(scope).headers.get("authorization", ""))
@@ -43,6 +44,9 @@ class RequireApiKey:
             return
         self._on_refusal(refusal.code)
         await refusal.response()(scope, receive, send)
+
+    def _is_open(self, path: str) -> bool:
+        return path in self._open_paths or path.startswith(_OPEN_FOLDER)
 
     def _refusal(self, authorization: str) -> ApiError | None:
         scheme, _, key = authorization.partition(" ")
