@@ -68,7 +68,7 @@ class JitDecodeKernel:
             "threadgroup": (num_threads, 1, 1),
         }
         key = (scalars, len(output_shapes))
-        kernel = self._compiled.get(key)
+        kernel: Any = self._compiled.get(key)
         if kernel is None:
             kernel = self._compile(scalars, len(output_shapes) == 2, arguments)
             self._compiled[key] = kernel
@@ -102,4 +102,4 @@ class JitDecodeKernel:
         return kernel
 
 
-_FAILED = object()
+_FAILED: Any = object()
