@@ -11,6 +11,7 @@ import mlx.core as mx
 from mlxcel_paged.attention.cuda.decode import workspace_bytes as cuda_workspace_bytes
 from mlxcel_paged.attention.cuda.library import cuda_kernels
 from mlxcel_paged.config import EngineConfig
+from mlxcel_paged.engine.activations import StepShape, activation_bytes
 from mlxcel_paged.engine.available import available_device_bytes, available_host_bytes
 from mlxcel_paged.engine.core import EngineCore, EngineModel
 from mlxcel_paged.engine.decode_tokens import DecodeTokens
@@ -149,6 +150,16 @@ def plan_model_memory(
         max_batch=storage.max_batch,
         max_context=max_context,
         prefill_chunk=config.prefill_chunk,
+        activation_bytes=activation_bytes(
+            loaded.config,
+            layout,
+            StepShape(
+                min(config.prefill_chunk, max_context),
+                storage.max_batch,
+                storage.max_batch * max_context if config.arm == "gather" else 0,
+            ),
+            _vocab_size(loaded),
+        ),
     )
 
 

@@ -42,6 +42,7 @@ class MemoryPlan:
         workspace_bytes: reserved for the kernels' partial results.
         num_pages: pages per KV group.
         pool_bytes: bytes of all pages.
+        activation_bytes: what a step needs besides, outside the budget; an estimate.
     """
 
     budget_bytes: int
@@ -49,10 +50,17 @@ class MemoryPlan:
     workspace_bytes: int
     num_pages: tuple[int, ...]
     pool_bytes: int
+    activation_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
+        """What the budget pays for."""
         return self.workspace_bytes + self.pool_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """What is allocated beside the weights at most."""
+        return self.total_bytes + self.activation_bytes
 
 
 def plan_memory(
@@ -65,6 +73,7 @@ def plan_memory(
     max_batch: int,
     max_context: int,
     prefill_chunk: int,
+    activation_bytes: int = 0,
 ) -> MemoryPlan:
     """Plans pages for every group.
 
@@ -78,6 +87,7 @@ def plan_memory(
         max_batch: sequences that hold pages at once.
         max_context: tokens of one sequence at most.
         prefill_chunk: tokens of a prefill chunk at most.
+        activation_bytes: what a step needs besides; it comes out of `available_bytes`, not of the budget.
 
     Raises:
         BudgetTooSmallError: no page of every group fits beside the workspace; it names the smallest usable budget.
@@ -85,19 +95,22 @@ def plan_memory(
     """
     needs = [max_batch * max_pages_held(max_context, page_size, group.window, prefill_chunk) for group in groups]
     wanted = workspace_bytes + _bytes(groups, needs)
+    left_bytes = max(0, available_bytes - activation_bytes)
     if budget_bytes is None:
-        budget = min(int(available_bytes * AUTO_SHARE), wanted)
-    elif budget_bytes > available_bytes:
+        budget = min(int(left_bytes * AUTO_SHARE), wanted)
+    elif budget_bytes > left_bytes:
         raise ValueError(
-            f"the KV cache budget is {format_bytes(budget_bytes)}, but {format_bytes(available_bytes)} of memory are "
-            "left beside the weights"
+            f"the KV cache budget is {format_bytes(budget_bytes)}, but {format_bytes(left_bytes)} of memory are "
+            f"left beside the weights and the {format_bytes(activation_bytes)} that a step needs"
         )
     else:
         budget = budget_bytes
     # Checks the budget with the core's arithmetic; it counts pages as if every group grew without bound.
     BlockBudget(budget, workspace_bytes=workspace_bytes, page_bytes=sum(group.page_bytes for group in groups))
     num_pages = _grow(groups, needs, budget - workspace_bytes)
-    return MemoryPlan(budget, budget_bytes is None, workspace_bytes, num_pages, _bytes(groups, num_pages))
+    return MemoryPlan(
+        budget, budget_bytes is None, workspace_bytes, num_pages, _bytes(groups, num_pages), activation_bytes
+    )
 
 
 def _grow(groups: Seq[GroupShape], needs: Seq[int], budget_bytes: int) -> tuple[int, ...]:
