@@ -90,6 +90,13 @@ HERMES = native(json_tools)
         ("so: <tool_call>[]</tool_call>!", "so: <tool_call>[]</tool_call>!", []),
         ('cut <tool_call>{"name": "f", "argu', 'cut <tool_call>{"name": "f", "argu', []),
         ('<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', []),
+        # Half a surrogate pair stays escaped: it could not be sent otherwise.
+        (
+            r'<tool_call>{"name": "f", "arguments": {"a": "\ud83d"}}</tool_call>',
+            "",
+            [("f", r'{"a": "\ud83d"}')],
+        ),
+        (r'<tool_call>{"name": "\udc00", "arguments": "\udc00"}</tool_call>', "", [("?", "?")]),
         # The end marker never came, but the call is whole.
         ('<tool_call>{"name": "f", "arguments": {}}', "", [("f", "{}")]),
     ],

@@ -20,7 +20,7 @@ from mlxcel_paged.request import FinishReason, InvalidRequestError, Request, Sam
 from mlxcel_paged.server.errors import ApiError, aborted, engine_failed
 from mlxcel_paged.server.limits import too_many_requests
 from mlxcel_paged.server.service import Service
-from mlxcel_paged.text.sequence_text import SequenceText
+from mlxcel_paged.text.sequence_text import TOOL_CALLS, SequenceText
 from mlxcel_paged.text.token_spelling import TokenReport
 from mlxcel_paged.text.tool_calls import ToolCallDelta, ToolCallParser
 
@@ -207,9 +207,11 @@ class Generation:
         return Delta(index, new.content, sequence.finish_reason, new.calls, new.reports)
 
     def _close(self, index: int, reason: str) -> None:
+        """Notes the end of a sequence; in metrics an answer that calls tools has stopped as others do."""
         self._open.discard(index)
         arrival_time = self._requests[index].arrival_time
-        self._service.metrics.sequence_finished(reason, time.monotonic() - arrival_time)
+        counted = FinishReason.STOP.value if reason == TOOL_CALLS else reason
+        self._service.metrics.sequence_finished(counted, time.monotonic() - arrival_time)
         first, last = self._first_token_time[index], self._last_token_time[index]
         if first is not None and last is not None:
             self._service.metrics.decoded(last - first, self._texts[index].num_tokens)

@@ -57,15 +57,17 @@ class AnswerMatcher:
 
     def consume(self, token_ids: Sequence[int]) -> None:
         if not self._matcher.consume_tokens(list(token_ids)):
-            raise GrammarError(self._matcher.get_error() or "the answer has left its grammar")
+            raise GrammarError(self._state())
 
     def allowed(self) -> NDArray[np.uint32]:
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        if self._matcher.is_error():
-            raise GrammarError(self._matcher.get_error())
-        if not self._mask.any():
-            raise GrammarError("no token continues the answer")
+        if self._matcher.is_error() or not self._mask.any():
+            raise GrammarError(self._state())
         return self._mask.copy()
+
+    def _state(self) -> str:
+        """Why it cannot go on. The library's own message would carry the answer's text into the log."""
+        return f"the grammar cannot go on: {self._matcher.stop_reason()}"
 
 
 class GrammarCompiler:

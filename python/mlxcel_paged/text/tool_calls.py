@@ -219,8 +219,19 @@ def _name_and_arguments(call: Any) -> tuple[str, str, str | None]:
     if not isinstance(name, str) or not name:
         raise ValueError("a call has no name")
     if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return name, arguments, call_id if isinstance(call_id, str) and call_id else None
+        arguments = _json(arguments)
+    known_id = call_id if isinstance(call_id, str) and call_id else None
+    return _unicode(name), _unicode(arguments), known_id if known_id is None else _unicode(known_id)
+
+
+def _json(arguments: Any) -> str:
+    """JSON text; escaped if a model has written half a surrogate pair, which cannot be sent as it is."""
+    text = json.dumps(arguments, ensure_ascii=False)
+    return text if text == _unicode(text) else json.dumps(arguments)
+
+
+def _unicode(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 def _overlap(text: str, marker: str) -> int:
