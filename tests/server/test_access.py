@@ -12,6 +12,7 @@ import pytest
 from mlxcel_paged import env
 from mlxcel_paged.cli import serve
 from mlxcel_paged.server.config import ServerConfig
+from mlxcel_paged.server.serve import example
 
 from .running_server import RunningServer, read_all
 
@@ -164,3 +165,19 @@ def test_any_other_request_id_is_replaced(server: RunningServer, name: str, capl
     assert len(given) == 32
     assert given.isalnum()
     assert given.decode() in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "is_exposed"),
+    [("127.0.0.1", (), False), ("127.1.2.3", (), False), ("::1", (), False), ("localhost", (), False),
+     ("0.0.0.0", (), True), ("::", (), True), ("10.0.0.3", (), True), ("0.0.0.0", ("k",), False)],
+)  # fmt: skip
+def test_a_server_that_others_reach_without_a_key_is_called_exposed(
+    host: str, keys: tuple[str, ...], is_exposed: bool
+) -> None:
+    assert ServerConfig(host=host, api_keys=keys).is_exposed is is_exposed
+
+
+def test_the_printed_example_leaves_the_key_to_the_shell(server: RunningServer) -> None:
+    assert f'-H "Authorization: Bearer ${env.API_KEY}"' in example(server.engine, "http://x", needs_key=True)
+    assert "Authorization" not in example(server.engine, "http://x")

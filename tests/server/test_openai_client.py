@@ -7,9 +7,10 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from mlxcel_paged.server.config import ServerConfig
@@ -265,3 +266,32 @@ def test_curl(start: Any) -> None:
     assert "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines[:-2]) == "abc"
     assert "HTTP/1.1 400" in curl("--include", f"{url}/v1/completions", "-d", "{}")
     assert json.loads(curl(f"{url}/health")) == {"status": "ok"}
+
+
+class City(pydantic.BaseModel):
+    name: Literal["Paris", "Rome"]
+    inhabitants: int
+    sights: list[Literal["river", "hill"]]
+
+
+def test_the_clients_parse_and_stream_helpers(client: openai.OpenAI) -> None:
+    ask: Any = [{"role": "user", "content": "Describe Paris as JSON."}]
+    settings: Any = {"model": "default", "messages": ask, "temperature": 1.5, "seed": 2, "max_tokens": 100}
+    [choice] = client.chat.completions.parse(**settings, response_format=City).choices
+    assert isinstance(choice.message.parsed, City)
+    with client.chat.completions.stream(**settings, response_format=City) as stream:
+        kinds = {event.type for event in stream}
+        [streamed] = stream.get_final_completion().choices
+    assert streamed.message.parsed == choice.message.parsed
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+    # That helper wants strict tools, as pydantic_function_tool makes them.
+    tool = openai.pydantic_function_tool(City, name="note_city")
+    with client.chat.completions.stream(
+        **settings, tools=[tool], tool_choice="required", parallel_tool_calls=False
+    ) as stream:
+        kinds = {event.type for event in stream}
+        [called] = stream.get_final_completion().choices
+    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+    [call] = called.message.tool_calls or []
+    assert call.function.name == "note_city"
+    assert isinstance(call.function.parsed_arguments, City)

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = options.engine_config(arguments)
 
     from mlxcel_paged.engine.engine import Engine
-    from mlxcel_paged.server.config import ServerConfig
+    from mlxcel_paged.server.config import MAX_SEQUENCES, ServerConfig
     from mlxcel_paged.server.serve import serve
 
     server_config = ServerConfig(
@@ -74,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         api_keys=_api_keys(arguments),
         open_metrics=arguments.open_metrics,
         cors_origins=tuple(arguments.cors_origin),
+        # What could never be queued is a 400 and no 429.
+        max_sequences=min(MAX_SEQUENCES, arguments.max_queued_requests + arguments.parallel),
         # The engine's queue refuses first; this bounds what is being tokenized or read besides.
         max_open_sequences=max(1024, 2 * (arguments.max_queued_requests + arguments.parallel)),
     )

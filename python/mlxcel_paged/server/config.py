@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+MAX_SEQUENCES = 128
 _KEY = re.compile(r"[!-~]{1,512}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
@@ -48,7 +49,7 @@ class ServerConfig:
     max_messages: int = 4096
     max_prompts: int = 64
     max_choices: int = 128
-    max_sequences: int = 128
+    max_sequences: int = MAX_SEQUENCES
     max_tools: int = 128
     max_stop_strings: int = 16
     max_stop_characters: int = 1024
@@ -60,6 +61,11 @@ class ServerConfig:
     open_metrics: bool = False
     cors_origins: tuple[str, ...] = ()
     debug_endpoints: bool = False
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether other machines may reach the server without a key."""
+        return not self.api_keys and self.host not in ("localhost", "::1") and not self.host.startswith("127.")
 
     def __post_init__(self) -> None:
         if not self.host:

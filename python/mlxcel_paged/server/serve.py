@@ -15,6 +15,7 @@ from typing import Protocol
 import uvicorn
 from starlette.applications import Starlette
 
+from mlxcel_paged.env import API_KEY
 from mlxcel_paged.errors import PagedError
 from mlxcel_paged.server.app import create_app
 from mlxcel_paged.server.config import ServerConfig
@@ -116,7 +117,9 @@ async def _serve(engine: HostedEngine, config: ServerConfig, listener: socket.so
     server = make_server(create_app(engine, config), config)
     url = _url(listener)
     _say(f"listening on {url} (the model is loading)")
-    announcing = asyncio.create_task(_announce(engine, server, url))
+    if config.is_exposed:
+        _say(f"warning: whoever reaches {config.host} can use this server, for it asks for no key (hint: --api-key)")
+    announcing = asyncio.create_task(_announce(engine, server, url, needs_key=bool(config.api_keys)))
     try:
         await server.serve(sockets=[listener])
     finally:
@@ -126,24 +129,25 @@ async def _serve(engine: HostedEngine, config: ServerConfig, listener: socket.so
         raise engine.failure
 
 
-async def _announce(engine: HostedEngine, server: uvicorn.Server, url: str) -> bool:
+async def _announce(engine: HostedEngine, server: uvicorn.Server, url: str, *, needs_key: bool) -> bool:
     """Waits for the model and says how to use it; ends the server if there will be none."""
     while engine.state == LOADING:
         await asyncio.sleep(_STATE_POLL_S)
     if engine.state != READY:
         server.should_exit = True
         return False
-    _say(f"ready: {engine.model.name} at {url}/v1\n\n  {example(engine, url)}\n")
+    _say(f"ready: {engine.model.name} at {url}/v1\n\n  {example(engine, url, needs_key=needs_key)}\n")
     return True
 
 
-def example(engine: Engine, url: str) -> str:
-    """A curl line that works with the loaded model."""
+def example(engine: Engine, url: str, *, needs_key: bool = False) -> str:
+    """A curl line that works with the loaded model; a key is left to the shell to fill in."""
+    key = f' -H "Authorization: Bearer ${API_KEY}"' if needs_key else ""
     path, body = "/v1/completions", {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0}
     if has_chat_template(engine.model.tokenizer):
         path = "/v1/chat/completions"
         body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}
-    return f"curl {url}{path} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+    return f"curl {url}{path}{key} -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
 
 
 def _url(listener: socket.socket) -> str:
