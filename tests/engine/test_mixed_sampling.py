@@ -170,3 +170,17 @@ def test_a_grammar_that_fails_ends_its_request_alone(engine_of: Callable[..., En
     assert engine.stats().num_failed_steps == 0
     if ahead:
         assert engine.stop(timeout_s=60)
+
+
+def test_aborted_requests_leave_nothing_with_the_sampler(engine_of: Callable[..., Engine]) -> None:
+    engine = engine_of("gemma3_text", **ARMS["fused"])
+    for num_events in (1, 7, 20):
+        requests = [
+            Request(f"r{index}", prompt, each)
+            for index, (prompt, each) in enumerate(zip(PROMPTS, kinds(60), strict=True))
+        ]
+        events = stream(engine, requests)
+        for _ in range(num_events):
+            next(events)
+        events.close()  # aborts what is alive
+        assert edits_of(engine).num_sequences == 0

@@ -271,7 +271,7 @@ def test_curl(start: Any) -> None:
 class City(pydantic.BaseModel):
     name: Literal["Paris", "Rome"]
     inhabitants: int
-    sights: list[Literal["river", "hill"]]
+    sights: list[Literal["river", "hill"]] = pydantic.Field(max_length=1)
 
 
 def test_the_clients_parse_and_stream_helpers(client: openai.OpenAI) -> None:
