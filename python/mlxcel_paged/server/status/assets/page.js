@@ -126,14 +126,17 @@ function showPages({ metrics, model }) {
   const queried = metrics.prefix_cache_queries_total ?? 0;
   drawShares(byId("pages"), {
     headline: percent(used, total),
-    caption: `of ${count(total)} pages in use (${bytes(metrics.kv_pool_bytes ?? 0)})`,
+    caption: `of ${count(total)} pages in use`,
     parts: [
       { label: "used", value: used, fill: "first", title: "held by sequences" },
       { label: "cached", value: cached, fill: "second", title: "held by the prefix cache alone; given up when needed" },
       { label: "reserved", value: reserved, fill: "third", title: "free, but promised to prompts that are being prefilled" },
       { label: "free", value: free - reserved, fill: "none" },
     ],
-    note: queried ? `Prefix cache: ${percent(metrics.prefix_cache_hits_total, queried)} of ${count(queried)} prompt tokens found.` : "",
+    note: [
+      `${bytes(metrics.kv_pool_bytes)} of keys and values.`,
+      queried ? `Prefix cache: ${percent(metrics.prefix_cache_hits_total, queried)} of ${count(queried)} prompt tokens found.` : "",
+    ].join(" "),
   });
 }
 
