@@ -89,8 +89,10 @@ def test_stream_that_is_not_a_whole_answer(body: bytes, said: str) -> None:
         def serve() -> None:
             connection, _ = listener.accept()
             with connection:
-                connection.recv(65536)
                 connection.sendall(head + body)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):  # closing with the request unread would reset the connection
+                    pass
 
         thread = threading.Thread(target=serve)
         thread.start()

@@ -14,6 +14,7 @@ import pytest
 
 from mlxcel_paged.bench.serve.server_process import ServerStartError, running_server
 from mlxcel_paged.cli.main import EXIT_USAGE, main
+from mlxcel_paged.server.config import ServerConfig
 from server.running_server import RunningServer, wait_until
 from server.scripted_engine import ScriptedEngine
 
@@ -116,6 +117,22 @@ def test_running_server_is_measured_by_its_url(server: RunningServer) -> None:
     assert server.engine.num_submitted == 5
 
 
+def test_key_is_sent_to_a_server_that_asks_for_one() -> None:
+    server = RunningServer(ScriptedEngine(), ServerConfig(api_keys=("sesame",)))
+    try:
+        url = f"http://{server.host}:{server.port}"
+        refused = bench(*_SMALL, "--base-url", url)
+        assert refused.returncode == EXIT_USAGE
+        assert "--api-key" in refused.stderr
+        finished = bench(*_SMALL, "--base-url", url, "--api-key", "sesame")
+        assert finished.returncode == 0, finished.stderr
+        assert "sesame" not in finished.stdout
+        server.wait_idle()
+    finally:
+        server.close()
+        server.engine.stop()
+
+
 def test_server_that_still_loads_is_waited_for(server: RunningServer) -> None:
     server.engine.state = "loading"
     loaded = threading.Timer(1.0, setattr, (server.engine, "state", "ready"))
@@ -158,6 +175,7 @@ def test_failed_requests_fail_the_run_unless_allowed(server: RunningServer) -> N
         (["--trace", "/nowhere.csv"], "/nowhere.csv"),
         (["--trace", "x.csv", "--context", "8"], "--trace"),
         (["--time-scale", "2"], "--time-scale"),
+        (["--output-dir", "/dev/null/nothing"], "--output-dir"),
     ],
 )
 def test_wrong_usage_is_named(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,8 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
+from mlxcel_paged.server.config import ServerConfig
+
 from .running_server import RunningServer, wait_until
 from .scripted_engine import ScriptedEngine
 
@@ -233,6 +235,29 @@ def test_states_of_the_engine(page: Page, start: Callable[..., RunningServer]) -
     page.wait_for("state", "failed")
     assert "the engine has failed" in page.text("message")
     assert not page.driver.find_element("id", "send").is_enabled()
+
+
+@needs_browser
+def test_key_is_asked_for_and_used(page: Page, start: Callable[..., RunningServer]) -> None:
+    server = start(config=ServerConfig(api_keys=("sesame",)))
+    page.open(server).wait_for("state", "locked")
+    assert page.text("key-form").startswith("This server asks for an API key")
+    time.sleep(1.5)
+    # Once, not every second: refusals are counted, and a page that is left open should not count.
+    assert server.service.metrics.exposition().count(b'reason="missing_api_key"} 1.0') == 1
+    page.fill("key", "wrong")
+    page.driver.find_element("css selector", "#key-form button").click()
+    page.wait_for("key-form", "does not know that API key")
+    page.fill("key", "sesame")
+    page.driver.find_element("css selector", "#key-form button").click()
+    page.wait_for("state", "ready")
+    assert not page.is_shown("key-form")
+    page.choose_plain_text()
+    page.fill("prompt", "abc")
+    page.fill("max-tokens", "3")
+    page.click("send")
+    page.wait_for("outcome", r"3 \+ 3 tokens")
+    assert page.driver.execute_script("return [localStorage.length, sessionStorage.length]") == [0, 0]
 
 
 @needs_browser

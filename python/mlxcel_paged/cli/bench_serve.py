@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlxcel_paged import env
 from mlxcel_paged.cli import options
 from mlxcel_paged.cli.output import console
 from mlxcel_paged.errors import PagedError
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--start-timeout", type=_positive, default=900.0, metavar="S", help="for a server to load (default: 900)"
     )
     group.add_argument("--base-url", metavar="URL", help="measure the server that runs there instead of starting any")
-    group.add_argument("--api-key", metavar="KEY", help="sent to that server")
+    group.add_argument("--api-key", metavar="KEY", help=f"sent to that server (default: {env.API_KEY}, else none)")
     group.add_argument(
         "--vocab-size", type=options.positive_int, metavar="N", help="token ids to draw from (default: what it says)"
     )
@@ -123,13 +124,17 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[st
     if is_foreign and (len(arm_names) > 1 or arguments.serve_arguments or arguments.one_at_a_time):
         raise ValueError("--base-url measures one server as it is; it takes one of --arms at most and no server flags")
 
+    if arguments.output_dir is not None:
+        _make_folder(arguments.output_dir)  # rather now than after the measurement
+    api_key = arguments.api_key or (env.api_key() if is_foreign else None)
+
     def run(servers: Servers) -> dict[str, Any]:
         return bench_serve(
             servers,
             workloads,
             arms=arm_names,
             alternations=arguments.alternations,
-            endpoint=lambda url: Endpoint(url, arguments.api_key, arguments.vocab_size, ask_by_name=is_foreign),
+            endpoint=lambda url: Endpoint(url, api_key, arguments.vocab_size, ask_by_name=is_foreign),
             warm_up=WarmUp(arguments.num_warmups, arguments.warmup_tokens),
             goodput_ms=dict(arguments.goodput or ()),
             check_tokens=arguments.check_tokens,
@@ -156,6 +161,13 @@ def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[st
     for problem in document["problems"]:
         console.print(f"problem: {problem}", style="red", markup=False)
     return document, report.rows(document), EXIT_PROBLEM if document["problems"] else 0
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--output-dir {folder} cannot be made: {error.strerror}") from error
 
 
 def _workloads(arguments: argparse.Namespace) -> list[Workload]:

@@ -8,8 +8,16 @@ from dataclasses import dataclass, field
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from mlxcel_paged.errors import PagedError
+
 _PREFIX = "mlxcel_paged_"
 _LAUNCHES = f"{_PREFIX}decode_launches_total"
+
+
+class ServerLostError(PagedError, RuntimeError):
+    """A server cannot be reached, or is not one that can be measured."""
+
+    slug = "server_lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +77,15 @@ async def scrape_counts(client: httpx.AsyncClient) -> ServerCounts | None:
 
 
 async def scrape_model(client: httpx.AsyncClient) -> tuple[str | None, int | None]:
-    """The name of the model by /v1/models, and the size of its vocabulary by /v1/status where there is one."""
+    """The name of the model by /v1/models, and the size of its vocabulary by /v1/status where there is one.
+
+    Raises:
+        ServerLostError: the server asks for an API key, or another one.
+    """
     name = vocab_size = None
     models = await client.get("/v1/models")
+    if models.status_code in (401, 403):
+        raise ServerLostError(f"the server at {client.base_url} asks for an API key (hint: --api-key)")
     if models.status_code == 200 and models.json().get("data"):
         name = str(models.json()["data"][0]["id"])
     status = await client.get("/v1/status")

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 import httpx
 
+from mlxcel_paged import env
 from mlxcel_paged.errors import PagedError
 
 _POLL_S = 0.1
@@ -44,7 +45,8 @@ def running_server(
     # A signal from the terminal goes to the whole process group; the server is to wait for ours.
     process = subprocess.Popen(
         [*command, *arguments],
-        env={**os.environ, **environment},
+        # A key in the environment is for the servers of this machine's users; ours are asked without one.
+        env={name: value for name, value in os.environ.items() if name != env.API_KEY} | dict(environment),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

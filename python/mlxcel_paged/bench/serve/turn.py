@@ -11,17 +11,10 @@ from mlxcel_paged.bench.serve.arms import is_own_path
 from mlxcel_paged.bench.serve.client import new_client
 from mlxcel_paged.bench.serve.load import send_all
 from mlxcel_paged.bench.serve.record import RequestRecord
-from mlxcel_paged.bench.serve.scrape import ServerCounts, scrape_counts, scrape_model
+from mlxcel_paged.bench.serve.scrape import ServerCounts, ServerLostError, scrape_counts, scrape_model
 from mlxcel_paged.bench.serve.workload import Workload
-from mlxcel_paged.errors import PagedError
 
 _WARM_UP_OUTPUT_LEN = 8
-
-
-class ServerLostError(PagedError, RuntimeError):
-    """A server cannot be reached, or is not one that can be measured."""
-
-    slug = "server_lost"
 
 
 @dataclass(frozen=True, slots=True)

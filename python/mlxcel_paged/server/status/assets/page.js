@@ -11,12 +11,16 @@ const TIMEOUT_MS = 10000;
 const byId = (id) => document.getElementById(id);
 
 let apiKey = null; // kept in memory alone
+let isLocked = false; // the server wants a key, or another one: nothing is asked for until somebody gives it
 let history = new History();
 let wake = () => {};
 
 const headers = () => (apiKey === null ? {} : { authorization: `Bearer ${apiKey}` });
 const askForKey = () => {
+  isLocked = true;
+  byId("key-label").textContent = apiKey === null ? "This server asks for an API key" : "This server does not know that API key";
   byId("key-form").hidden = false;
+  showState("locked");
 };
 const promptBox = new PromptBox({ headers, onKeyWanted: askForKey });
 
@@ -38,15 +42,16 @@ byId("key-form").addEventListener("submit", (event) => {
   apiKey = byId("key").value;
   byId("key").value = "";
   byId("key-form").hidden = true;
+  isLocked = false;
   wake();
 });
 document.addEventListener("visibilitychange", () => wake());
 
 for (;;) {
-  if (!document.hidden) await look();
+  if (!document.hidden && !isLocked) await look();
   await new Promise((resolve) => {
     wake = resolve;
-    if (!document.hidden) setTimeout(resolve, POLL_MS);
+    if (!document.hidden && !isLocked) setTimeout(resolve, POLL_MS);
   });
 }
 
@@ -57,7 +62,6 @@ async function look() {
     response = await fetch("v1/status", { headers: headers(), signal: AbortSignal.timeout(TIMEOUT_MS), cache: "no-store" });
     if (response.status === 401) {
       askForKey();
-      showState("locked", "the server asks for an API key");
       return;
     }
     status = await response.json();
@@ -65,7 +69,6 @@ async function look() {
     showState("unreachable", "The server does not answer; the numbers are the last that it told.");
     return;
   }
-  byId("key-form").hidden = true;
   show(status);
 }
 
@@ -73,7 +76,7 @@ function showState(state, message) {
   const shown = byId("state");
   if (shown.textContent !== state) shown.textContent = state;
   shown.dataset.state = state;
-  byId("message").hidden = !message || state === "locked";
+  byId("message").hidden = !message;
   byId("message").textContent = message ?? "";
   promptBox.setReady(state === "ready");
 }
