@@ -53,3 +53,11 @@ def test_streamed_and_whole_usage_are_the_tokens(
         assert usage["prompt_tokens"] == sum(map(len, encoded))
     without = server.events(path, **fields)
     assert all("usage" not in event for event in without[:-1])
+
+
+@pytest.mark.parametrize("options", [{}, {"include_usage": False}, {"include_usage": None}, None])
+def test_stream_options_without_usage_end_the_stream_as_any_other(server: RunningServer, options: Any) -> None:
+    """mlx-lm's server indexes the member and fails after the last chunk."""
+    events = server.events(COMPLETIONS, prompt="ab", max_tokens=2, stream_options=options)
+    assert events[-1] == "[DONE]"
+    assert all("usage" not in event for event in events[:-1])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
 from mlxcel_paged.grammar import GrammarError
 from mlxcel_paged.text.json_grammar import MAX_GRAMMAR_BYTES, CompiledGrammar, GrammarCompiler, GrammarSyntaxError
@@ -28,6 +30,10 @@ SCHEMA = {
     "required": ["kind", "size"],
     "additionalProperties": False,
 }
+
+
+# Splits at spaces, so its tokens are not the bytes of the text.
+WORDS = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
 
 
 def allowed(matcher: Any) -> list[int]:
@@ -159,3 +165,9 @@ def test_a_vocabulary_with_room_for_more_tokens_and_one_that_is_not_byte_level()
     pieces = sentencepiece_tokenizer()
     matcher = GrammarCompiler(pieces, len(pieces)).from_json_schema({"type": "object"}).new_matcher()
     assert allowed(matcher) == [pieces.convert_tokens_to_ids("<0x7B>")]
+
+
+def test_a_tokenizer_that_cannot_be_constrained_says_so() -> None:
+    for tokenizer in (SimpleNamespace(), SimpleNamespace(backend_tokenizer=WORDS, eos_token_ids={0})):
+        with pytest.raises(GrammarSyntaxError, match="cannot be constrained"):
+            GrammarCompiler(tokenizer, 300).from_json_schema({"type": "object"})

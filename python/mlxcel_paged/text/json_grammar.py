@@ -145,11 +145,13 @@ class GrammarCompiler:
             backend = Tokenizer.from_str(backend.to_str())
             backend.no_padding()
             backend.no_truncation()
-            self._guided_tokenizer = LLTokenizer(
-                backend.to_str(),
-                n_vocab=max(self._vocab_size, backend.get_vocab_size()),
-                eos_token=_eos_token_ids(self._tokenizer),
-            )
+            num_tokens = max(self._vocab_size, backend.get_vocab_size())
+            try:
+                self._guided_tokenizer = LLTokenizer(
+                    backend.to_str(), n_vocab=num_tokens, eos_token=_eos_token_ids(self._tokenizer)
+                )
+            except ValueError as error:
+                raise GrammarSyntaxError(f"this model's tokenizer cannot be constrained: {error}") from error
         return self._guided_tokenizer
 
 
