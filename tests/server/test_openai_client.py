@@ -164,7 +164,9 @@ def test_forced_tool_calls_whole_and_streamed(client: openai.OpenAI, choice: Any
     for chunk in client.chat.completions.create(**settings, stream=True):
         reasons.append(chunk.choices[0].finish_reason)
         assert not chunk.choices[0].delta.content
-        for piece in chunk.choices[0].delta.tool_calls or []:
+        pieces = chunk.choices[0].delta.tool_calls or []
+        assert len(pieces) <= 1
+        for piece in pieces:
             assert piece.index == 0
             assert piece.function is not None
             call_ids += [piece.id] if piece.id else []

@@ -152,8 +152,12 @@ def _message(choice: Choice) -> dict[str, Any]:
 
 
 def _call_deltas(delta: Delta) -> list[dict[str, Any]]:
-    bodies = []
+    """OpenAI's `delta.tool_calls`: one entry per call, however many pieces of it have come at once."""
+    bodies: list[dict[str, Any]] = []
     for call in delta.calls:
+        if bodies and bodies[-1]["index"] == call.index:
+            bodies[-1]["function"]["arguments"] += call.arguments
+            continue
         body: dict[str, Any] = {"index": call.index, "function": {"arguments": call.arguments}}
         if call.call_id is not None:
             body |= {"id": call.call_id, "type": "function"}
