@@ -163,6 +163,15 @@ __device__ __forceinline__ Int4 load_once(const void* pointer) {
   return value;
 }
 
+// Weights: read once a step and never written, so they take no room in L1.
+__device__ __forceinline__ Int4 load_streamed(const void* pointer) {
+  Int4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.s32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(pointer));
+  return value;
+}
+
 __device__ __forceinline__ void store(void* pointer, const Int4& value) {
   asm volatile("st.global.v4.s32 [%0], {%1, %2, %3, %4};\n" ::"l"(pointer), "r"(value.x), "r"(value.y), "r"(value.z),
                "r"(value.w)

@@ -15,6 +15,7 @@ logger = logging.getLogger("mlxcel_paged")
 
 NATIVE_ATTENTION = "MLXCEL_PAGED_ATTENTION_NATIVE"
 CACHE_DIR = "MLXCEL_PAGED_CACHE_DIR"
+STREAMED_PRODUCTS = "MLXCEL_PAGED_STREAMED_PRODUCTS"
 API_KEY = "MLXCEL_PAGED_API_KEY"
 
 _OFF = frozenset({"0", "false", "off", "no"})
@@ -41,6 +42,16 @@ def native_attention() -> NativeAttention:
     if value:
         _report_once(NATIVE_ATTENTION, raw or "", "the default policy applies; use 0 (gather) or 1 (force fused)")
     return NativeAttention.POLICY
+
+
+def streamed_products() -> bool:
+    """Reads `MLXCEL_PAGED_STREAMED_PRODUCTS`: whether the products of a decode batch run on our CUDA kernel; on unless
+    switched off."""
+    raw = os.environ.get(STREAMED_PRODUCTS)
+    value = (raw or "").strip().lower()
+    if value and value not in _OFF | _FORCE:
+        _report_once(STREAMED_PRODUCTS, raw or "", "they are on; use 0 or 1")
+    return value not in _OFF
 
 
 def cache_dir() -> Path:

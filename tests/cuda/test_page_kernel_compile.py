@@ -1,4 +1,4 @@
-"""The page kernels compile with NVRTC for every architecture and width, without spills and within their budget."""
+"""All kernels but decode compile with NVRTC for every architecture, without spills and within their budget."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from mlxcel_paged.kernels_cuda import ARCHITECTURES
+from mlxcel_paged.kernels_cuda.nvrtc import compile_file
 from mlxcel_paged.kernels_cuda.page_kernel import PAGE_OPERATIONS, PageKernel, compile_page_kernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NVRTC wheels are for Linux and Windows")
@@ -31,6 +32,22 @@ def test_every_page_kernel_compiles(kernel: PageKernel) -> None:
     assert compiled.spill_bytes == 0
     assert compiled.stack_bytes == 0
     assert 0 < compiled.num_registers <= MAX_REGISTERS
+    assert "warning" not in compiled.log
+
+
+@pytest.mark.parametrize("is_bf16", [0, 1])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_projection_kernel_compiles(architecture: str, is_bf16: int) -> None:
+    compiled = compile_file("projection.cu", "projection", architecture, (f"-DMLXCEL_BF16={is_bf16}",))
+    assert compiled.spill_bytes == 0
+    assert 0 < compiled.num_registers <= 128, "two blocks of 256 threads a multiprocessor"
+    assert "warning" not in compiled.log
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_plan_kernel_compiles(architecture: str) -> None:
+    compiled = compile_file("plan_step.cu", "plan_step", architecture)
+    assert compiled.spill_bytes == 0
     assert "warning" not in compiled.log
 
 

@@ -53,6 +53,7 @@ class DecodeStep:
         self._paths: list[Path] = []
         self._gather_indices: dict[int, GatherIndex] = {}
         self._places: dict[int, mx.array] = {}
+        self._last_output: mx.array | None = None  # of the pass before, on CUDA
 
     def choose_paths(self) -> bool:
         """Chooses the path of every group for the coming pass.
@@ -83,7 +84,8 @@ class DecodeStep:
         self._gather_indices.clear()
         self._places.clear()
         on_device = [
-            cuda.device_plan.step(tokens.shape[0], tokens)
+            # All launches share workspaces, so the next pass comes after this one even if its tokens do not.
+            cuda.device_plan.step(tokens.shape[0], tokens if self._last_output is None else self._last_output)
             for cuda, path in zip(self._cuda, self._paths, strict=True)
             if cuda is not None and path.is_fused
         ]
@@ -111,7 +113,7 @@ class DecodeStep:
         if path.is_fused:
             cuda = self._cuda[group]
             if cuda is not None:
-                return cuda.decode(
+                self._last_output, _ = cuda.decode(
                     handle,
                     queries,
                     pools.view_k(layer),
@@ -119,7 +121,8 @@ class DecodeStep:
                     scale=scale,
                     sinks=sinks,
                     logits_soft_cap=logits_soft_cap,
-                )[0]
+                )
+                return self._last_output
             return cpu.decode(
                 self._plans[group],
                 handle,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import mlx.core as mx
 
-from mlxcel_paged import _core
+from mlxcel_paged import _core, env
 from mlxcel_paged.attention.buckets import bucket_rows
 from mlxcel_paged.attention.cuda.decode import CudaDecode
 from mlxcel_paged.attention.cuda.library import CudaKernels, cuda_kernels
@@ -20,6 +20,7 @@ from mlxcel_paged.kvcache.pools import KVPools
 from mlxcel_paged.models import hook
 from mlxcel_paged.models.kv_groups import kv_layout
 from mlxcel_paged.models.loader import LoadedModel
+from mlxcel_paged.models.streamed_products import stream_products
 
 
 class PagedModel:
@@ -69,6 +70,8 @@ class PagedModel:
         self.max_context = max_context
         on_cpu = loaded.device == "cpu"
         kernels = None if on_cpu else kernels or cuda_kernels()
+        if kernels is not None and env.streamed_products():
+            stream_products(loaded.model, self.layout.dtype)
         page_kernels = None if kernels is None else kernels.pages()
         self.pools = KVPools(self.layout, counts, page_size, on_cpu=on_cpu, page_kernels=page_kernels)
         self.page_pools = [_core.PagePool(count) for count in counts]

@@ -50,7 +50,7 @@ class DevicePlan:
 
         Args:
             num_rows: Rows of the launch; those beyond the plan's are padding.
-            after: int32, anything that the step before has computed.
+            after: The last that the step before computes of what reads the table; anything before the first step.
 
         Returns:
             `[num_rows]` int32, positions of the rows' newest tokens; 0 for padding.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,8 @@ from mlxcel_paged.attention.cuda.kernel import Kernel, Scalar, Shape
 from mlxcel_paged.kernels_cuda import KernelVariant, source_dir
 
 logger = logging.getLogger("mlxcel_paged")
+
+CompiledKernel = Callable[..., list[mx.array]]
 
 _INPUT_NAMES = (
     "q", "k_new", "v_new", "k_pages", "v_pages", "page_table", "lengths", "first_page_offsets", "work_items", "sinks",
@@ -48,7 +50,7 @@ class JitDecodeKernel:
 
     variant: KernelVariant
     precompiled: Kernel
-    _compiled: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    _compiled: dict[tuple[Any, ...], CompiledKernel | None] = field(default_factory=dict)
 
     def __call__(
         self,
@@ -68,23 +70,21 @@ class JitDecodeKernel:
             "threadgroup": (num_threads, 1, 1),
         }
         key = (scalars, len(output_shapes))
-        kernel: Any = self._compiled.get(key)
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(scalars, len(output_shapes) == 2, arguments)
+        kernel = self._compiled[key]
         if kernel is None:
-            kernel = self._compile(scalars, len(output_shapes) == 2, arguments)
-            self._compiled[key] = kernel
-        if kernel is _FAILED:
             return self.precompiled(inputs, output_shapes, output_dtypes, scalars, num_blocks)
-        outputs: list[mx.array] = kernel(**arguments)
-        return outputs
+        return kernel(**arguments)
 
-    def _compile(self, scalars: Sequence[Scalar], with_lse: bool, arguments: dict[str, Any]) -> Any:
+    def _compile(self, scalars: Sequence[Scalar], with_lse: bool, arguments: dict[str, Any]) -> CompiledKernel | None:
         """Makes the kernel and compiles it by a launch, whose outcome is that of the launch that follows it."""
         text = ", ".join(f"{value!r}f" if isinstance(value, float) else str(value) for value in scalars)
         defines = "".join(f"#define {item.removeprefix('-D').replace('=', ' ')}\n" for item in self.variant.definitions)
         source = _BODY.format(lse="lse" if with_lse else "0", scalars=text)
         digest = hashlib.sha256(source.encode()).hexdigest()[:16]
         started_at = time.perf_counter()
-        kernel = mx.fast.cuda_kernel(
+        kernel: CompiledKernel = mx.fast.cuda_kernel(
             name=f"{self.variant.name}_{digest}",
             input_names=list(_INPUT_NAMES),
             output_names=["lse", "out"] if with_lse else ["out"],
@@ -97,9 +97,6 @@ class JitDecodeKernel:
             mx.eval(kernel(**arguments))
         except RuntimeError as error:
             logger.warning("MLX cannot compile the decode kernel, launches will cost more: %s", error)
-            return _FAILED
+            return None
         logger.info("compiled the decode kernel %s in %.1f s", self.variant.name, time.perf_counter() - started_at)
         return kernel
-
-
-_FAILED: Any = object()
