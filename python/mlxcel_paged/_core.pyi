@@ -303,6 +303,14 @@ class PageTable:
         """
     def fork(self) -> PageTable:
         """Creates a second table on the same pages."""
+    def adopt(self, pages: _Indices) -> None:
+        """Starts an empty table without a window on full pages that somebody else holds too; each gets one more holder.
+
+        Raises:
+            InvalidArgumentError: for a table that is not empty or has a window, or a page outside the pool; nothing is
+                changed then.
+            CorruptionError: for a free page; nothing is changed then.
+        """
     def retire_head(self) -> list[int]:
         """Gives back, and returns, the head pages that neither the last appended token nor a later one sees.
 

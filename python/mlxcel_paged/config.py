@@ -34,6 +34,8 @@ class EngineConfig:
         max_num_batched_tokens: Tokens that one step computes at most while sequences decode, their own included; it
             bounds how long a prompt holds them up. None is `CPU_BATCHED_PROMPT_TOKENS` and one per sequence on the CPU,
             and prefill_chunk alone elsewhere.
+        prefix_cache: Keep full pages of prompts and answers for later prompts that start alike; they are given up
+            before anybody waits for pages.
         dtype: Dtype of weights and pages; None takes float32 on the CPU and the model's own elsewhere.
         keep_quantized: Keep quantized weights on the CPU instead of dequantizing them at load.
         arm: `fused` and `gather` pin the attention path; `auto` follows the dispatch policy.
@@ -52,6 +54,7 @@ class EngineConfig:
     max_context: int | None = None
     prefill_chunk: int = 512
     max_num_batched_tokens: int | None = None
+    prefix_cache: bool = True
     dtype: DType | None = None
     keep_quantized: bool = False
     arm: Arm = "auto"

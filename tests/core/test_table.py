@@ -4,7 +4,14 @@ import gc
 
 import pytest
 
-from mlxcel_paged._core import InvalidArgumentError, InvalidTypeError, OutOfPagesError, PagePool, PageTable
+from mlxcel_paged._core import (
+    CorruptionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    OutOfPagesError,
+    PagePool,
+    PageTable,
+)
 
 
 def test_append_grows_by_pages() -> None:
@@ -68,6 +75,23 @@ def test_pages_come_back_with_the_table() -> None:
     gc.collect()
     assert pool.num_used == 0
     pool.check_integrity()
+
+
+def test_full_pages_are_adopted() -> None:
+    pool = PagePool(8)
+    first = PageTable(pool, 4)
+    first.append(9)
+    second = PageTable(pool, 4)
+    second.adopt(first.pages[:2])
+    assert (second.num_tokens, second.pages) == (8, first.pages[:2])
+    assert [pool.refcount(page) for page in first.pages] == [2, 2, 1]
+    with pytest.raises(InvalidArgumentError, match="only an empty table"):
+        second.adopt([])
+    third = PageTable(pool, 4)
+    for pages in ([7], [8]):
+        with pytest.raises((CorruptionError, InvalidArgumentError)):
+            third.adopt([first.pages[0], *pages])
+    assert (third.num_tokens, pool.refcount(first.pages[0])) == (0, 2)
 
 
 def test_arguments_out_of_range_are_named() -> None:

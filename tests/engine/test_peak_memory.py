@@ -59,8 +59,8 @@ def measure(**config: Any) -> dict[str, int]:
 )
 def test_the_peak_is_within_five_percent_of_the_plan(config: dict[str, Any]) -> None:
     found = measure(**config)
-    # MLX counts a pool as allocated from the start, touched or not. The CPU kernel's partial results are its own, so the
-    # workspace is promised but not MLX's.
+    # MLX counts a pool as allocated from the start, touched or not. The CPU kernel's partial results are its own, so
+    # the workspace is promised but not MLX's.
     predicted = found["weights"] + found["predicted"] - found["workspace"]
     assert abs(found["peak"] - predicted) <= 0.05 * predicted, found
     assert found["peak"] > found["weights"] + found["pool"]

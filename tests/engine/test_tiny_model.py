@@ -242,3 +242,32 @@ def test_a_configuration_that_cannot_work_fails_with_the_reason(
     with pytest.raises(EngineFailedError, match=match) as caught:
         tiny_engine("llama", **config)
     assert isinstance(caught.value.__cause__, cause)
+
+
+def test_a_cached_prefix_gives_the_tokens_of_a_cold_run(engine_of: Callable[..., Engine]) -> None:
+    cold = engine_of("llama", **ARMS["fused"], prefix_cache=False)
+    warm = engine_of("llama", **ARMS["fused"])
+    shared = prompt_of(70, salt=3)
+    prompts = [[*shared[:length], *prompt_of(9, salt)] for salt, length in enumerate((70, 64, 63, 65, 33, 8, 7, 1, 70))]
+    sampling = [
+        SamplingParams(max_tokens=30, temperature=0.0 if index % 2 else 0.8, seed=index)
+        for index in range(len(prompts))
+    ]
+    expected = [completion.token_ids for completion in generate(cold, prompts, sampling)]
+    for _ in range(2):
+        assert [completion.token_ids for completion in generate(warm, prompts, sampling)] == expected
+    for prompt, each, tokens in zip(prompts, sampling, expected, strict=True):
+        turn = [*prompt, *tokens, 5]
+        found = [generate(engine, [turn], [each])[0].token_ids for engine in (cold, warm)]
+        assert found[0] == found[1]
+    assert warm.stats().kv.num_prefix_hits > 0
+    assert cold.stats().kv.num_prefix_queries == 0
+    check_drained(warm)
+
+
+def test_a_model_with_windows_caches_no_prefix(engine_of: Callable[..., Engine]) -> None:
+    engine = engine_of("gemma3_text", **ARMS["fused"])
+    for _ in range(2):
+        generate(engine, [prompt_of(60)], SamplingParams(max_tokens=3, temperature=0.0))
+    assert engine.stats().kv.num_prefix_queries == 0
+    assert engine.stats().kv.total("num_cached") == 0

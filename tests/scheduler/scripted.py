@@ -144,7 +144,9 @@ class ScriptedRunner:
                     self._write(group, pages, start + offset - base, token)
         for chunk in launch.step.prefill:
             if not chunk.sequence.is_finished:
-                cache = self.dense.setdefault(chunk.sequence.sequence_id, [])
+                # A sequence may start on cached pages; decoding compares what they hold with its own tokens.
+                start = chunk.sequence.token_ids[: chunk.start]
+                cache = self.dense.setdefault(chunk.sequence.sequence_id, start)
                 assert len(cache) == chunk.start
                 cache.extend(chunk.token_ids)
         inputs = [
@@ -152,7 +154,7 @@ class ScriptedRunner:
             for token, previous in zip(launch.inputs, launch.previous_rows, strict=True)
         ]
         self.tokens = [
-            self._decode(row.sequence, token, parts)
+            self._decode(row.sequence, token, parts, row.position)
             for row, token, parts in zip(launch.step.decode, inputs, launch.rows, strict=True)
         ]
         return StepResult(self.tokens)
@@ -174,12 +176,15 @@ class ScriptedRunner:
             self.failed.update(sequence.request_id for sequence in step.sequences)
             raise error
 
-    def _decode(self, sequence: Sequence, token: int, parts: list[tuple[list[int], int, int, int]]) -> int:
+    def _decode(
+        self, sequence: Sequence, token: int, parts: list[tuple[list[int], int, int, int]], position: int
+    ) -> int:
         for group, (pages, first, length, _) in enumerate(parts):
             self._write(group, pages, first + length - 1, token)
         if sequence.is_finished:
             return 0  # one row too many, which is dropped
-        cache = self.dense.setdefault(sequence.sequence_id, [])
+        cache = self.dense.setdefault(sequence.sequence_id, sequence.token_ids[:position])
+        assert len(cache) == position
         cache.append(token)
         if not self.groups:
             return next_token(cache, (None,))
@@ -275,7 +280,7 @@ class Loop:
         assert not self.runner.dense
         for group in scheduler.groups.groups:
             assert group.plan.num_rows == 0
-            assert group.pool.num_used == 0
+            assert group.pool.num_used == scheduler.groups.num_idle
 
 
 def make_loop(
@@ -287,6 +292,7 @@ def make_loop(
     pipeline_depth: int = 0,
     eos_token_ids: Iterable[int] = (),
     fail: Callable[[str, Step], Exception | None] = lambda *_: None,
+    prefix_cache: bool = False,
 ) -> Loop:
     config = SchedulerConfig(
         max_batch_size=max_batch_size,
@@ -295,6 +301,7 @@ def make_loop(
         prefill_chunk=prefill_chunk,
         eos_token_ids=frozenset(eos_token_ids),
         pipeline_depth=pipeline_depth,
+        prefix_cache=prefix_cache,
     )
     scheduler = Scheduler(config, groups, clock=lambda: 0.0)
     return Loop(scheduler, ScriptedRunner(groups, fail=fail))

@@ -30,6 +30,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_batch_size=st.integers(1, 5),
         prefill_chunk=st.integers(1, 9),
         max_context=st.integers(8, 60),
+        prefix_cache=st.booleans(),
     )
     def build(
         self,
@@ -41,6 +42,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_batch_size: int,
         prefill_chunk: int,
         max_context: int,
+        prefix_cache: bool,
     ) -> None:
         groups = [
             make_group(num_pages, page_size, window=window if index == num_groups - 1 else None)
@@ -53,9 +55,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             prefill_chunk=prefill_chunk,
             pipeline_depth=depth,
             fail=self.fail,
+            prefix_cache=prefix_cache,
         )
         self.windows = tuple(group.window for group in groups) or (None,)
         self.expected: dict[str, list[int]] = {}
+        self.prompts: list[list[int]] = []
         self.aborted: set[str] = set()
         self.fail_next: str | None = None
 
@@ -65,11 +69,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.fail_next = None
         return RuntimeError("injected")
 
-    @rule(length=st.integers(1, 30), max_tokens=st.integers(0, 30), salt=st.integers(0, 10**6), stops=st.booleans())
-    def add(self, length: int, max_tokens: int, salt: int, stops: bool) -> None:
+    @rule(
+        length=st.integers(1, 30),
+        max_tokens=st.integers(0, 30),
+        salt=st.integers(0, 10**6),
+        stops=st.booleans(),
+        alike=st.integers(0, 4),
+    )
+    def add(self, length: int, max_tokens: int, salt: int, stops: bool, alike: int) -> None:
         name = str(len(self.expected))
         source = random.Random(salt)
         prompt = [source.randrange(VOCAB_SIZE) for _ in range(length)]
+        if alike < len(self.prompts):  # starts as an earlier one, perhaps to its end
+            shared = self.prompts[alike]
+            prompt = (shared[: source.randint(0, len(shared))] + prompt)[:30]
+        self.prompts.append(prompt)
+        length = len(prompt)
         stop_token_ids = tuple(source.sample(range(VOCAB_SIZE), 6)) if stops else ()
         capacity = self.loop.scheduler.groups.capacity_tokens
         room = self.loop.scheduler.config.max_context - length

@@ -69,7 +69,10 @@ def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
     )  # fmt: skip
     chunks = list(stream)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == choice.message.content
-    assert chunks[-1].usage == whole.usage
+    usage = chunks[-1].usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (whole.usage.prompt_tokens, whole.usage.completion_tokens)
+    assert usage.total_tokens == whole.usage.total_tokens
+    assert usage.prompt_tokens_details.cached_tokens > 0  # the same prompt was there before
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 

@@ -159,3 +159,27 @@ fn sizes_out_of_range_are_refused() {
         assert!(matches!(new(4, Some(window)), Some(Error::InvalidArgument { argument: "window", .. })));
     }
 }
+
+#[test]
+fn adopted_pages_are_shared_and_growth_takes_fresh_ones() {
+    let pool = pool(8);
+    let mut first = table(&pool, 4, None);
+    first.append(10).unwrap();
+    let full = first.pages()[..2].to_vec();
+    let mut second = table(&pool, 4, None);
+    second.adopt(&full).unwrap();
+    assert_eq!((second.num_tokens(), second.last_page_len(), pool.num_used()), (8, 4, 3));
+    let append = second.append(1).unwrap();
+    assert_eq!((append.new_pages.len(), append.copies.len()), (1, 0));
+    drop(first);
+    assert_eq!((second.pages()[..2].to_vec(), pool.num_used()), (full.clone(), 3));
+    second.check_integrity().unwrap();
+    assert!(matches!(second.adopt(&full), Err(Error::InvalidArgument { argument: "pages", .. })));
+    drop(second);
+    assert_eq!(pool.num_used(), 0);
+    let mut late = table(&pool, 4, None);
+    assert!(matches!(late.adopt(&full), Err(Error::Corrupt { .. })));
+    assert!(late.adopt(&[8]).is_err());
+    assert_eq!((late.num_tokens(), pool.num_used()), (0, 0));
+    assert!(table(&pool, 4, Some(4)).adopt(&[]).is_err());
+}

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 
-use crate::buffer::{count, optional_count};
+use crate::buffer::{count, optional_count, page_ids};
 use crate::errors::CoreResult;
 use crate::pool::PagePool;
 
@@ -92,6 +92,10 @@ impl PageTable {
 
     fn fork(&self) -> CoreResult<Self> {
         Ok(Self(Mutex::new(self.lock().fork()?)))
+    }
+
+    fn adopt(&self, pages: &Bound<'_, PyAny>) -> CoreResult<()> {
+        Ok(self.lock().adopt(&page_ids("pages", pages)?)?)
     }
 
     fn retire_head(&self) -> CoreResult<Vec<u32>> {

@@ -86,6 +86,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         f"prompt holds them up (default: on the CPU {config.CPU_BATCHED_PROMPT_TOKENS} and one per sequence, else the "
         "chunk)",
     )
+    group.add_argument(
+        "--no-prefix-cache",
+        dest="prefix_cache",
+        action="store_false",
+        help="compute every prompt anew; else pages of prompts and answers are kept for prompts that start alike",
+    )
 
 
 def engine_config(arguments: argparse.Namespace, **overrides: Any) -> EngineConfig:

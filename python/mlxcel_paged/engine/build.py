@@ -100,6 +100,7 @@ def build_core_over(config: EngineConfig, loaded: LoadedModel) -> EngineCore:
             vocab_size=vocab_size,
             prefill_chunk=config.prefill_chunk,
             max_num_batched_tokens=config.batched_tokens(on_cpu=on_cpu, max_batch=storage.max_batch),
+            prefix_cache=config.prefix_cache,
             eos_token_ids=frozenset(loaded.tokenizer.eos_token_ids),
             pipeline_depth=_pipeline_depth(on_cpu, writes_in_place=not groups or cuda_kernels() is not None),
         ),

@@ -10,6 +10,9 @@
 | `estimate` | pages for tokens, the one formula |
 | `prefill` | who gets the step's chunk budget |
 | `preempt` | who gives way |
+| `prefix_cache` | which computed pages are kept for prompts that start alike |
+| `plan_log` | what is remembered about changes of the plans |
+| `flights` | what stays allocated while steps run |
 | `queue` | who waits, in which order |
 """
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from mlxcel_paged.request import ContextLengthExceededError, InvalidRequestError, Request
 from mlxcel_paged.scheduler.config import SchedulerConfig
 from mlxcel_paged.scheduler.groups import PagedGroups
+from mlxcel_paged.scheduler.prefix_cache import PrefixNode
 from mlxcel_paged.scheduler.sequence import Sequence, SequenceStatus
 
 
@@ -45,12 +46,13 @@ def clamp_max_tokens(request: Request, config: SchedulerConfig, capacity_tokens:
     return room if wanted is None else min(wanted, room)
 
 
-def can_admit(candidate: Sequence, active: Seq[Sequence], groups: PagedGroups) -> bool:
+def can_admit(candidate: Sequence, prefix: Seq[PrefixNode], active: Seq[Sequence], groups: PagedGroups) -> bool:
     """Whether the pages of `candidate`'s tokens are free besides what was promised before. It changes nothing.
 
     Promised are the pages that admitted prompts still need. Some pages stay free for the growth of the sequences, one
     each (none where they cannot grow), twice as many after every preemption of the candidate: a sequence that keeps
-    being preempted waits for a calmer pool instead of thrashing. Alone it is always admitted.
+    being preempted waits for a calmer pool instead of thrashing. Alone it is always admitted. Cached pages of its
+    `prefix` cost nothing where others use them too; the rest of them are pages that would have counted as free.
     """
     if not active:
         return True
@@ -58,6 +60,8 @@ def can_admit(candidate: Sequence, active: Seq[Sequence], groups: PagedGroups) -
     headroom = (len(active) + 1) << candidate.num_preemptions
     needed = groups.max_pages(candidate.num_tokens)
     growth = [final - now for final, now in zip(groups.max_pages(candidate.max_num_tokens), needed, strict=True)]
+    num_shared = sum(node.num_users > 0 for node in prefix)
+    needed = [count - num_shared for count in needed]
     for sequence in active:
         now = groups.max_pages(sequence.num_tokens)
         final = groups.max_pages(sequence.max_num_tokens)

@@ -15,6 +15,7 @@ class SchedulerConfig:
         prefill_chunk: prompt tokens that one step computes, all sequences together.
         max_num_batched_tokens: tokens that one step computes while sequences decode, their rows included: it bounds how
             long a prompt holds them up. None leaves it to prefill_chunk.
+        prefix_cache: keep full pages for later prompts that start alike, where no KV group has a window.
         vocab_size: token ids are below it.
         eos_token_ids: tokens that end a request unless it ignores them.
         pipeline_depth: steps that may be in flight when the next one is scheduled: 0 or 1.
@@ -27,6 +28,7 @@ class SchedulerConfig:
     eos_token_ids: frozenset[int] = frozenset()
     pipeline_depth: int = 0
     max_num_batched_tokens: int | None = None
+    prefix_cache: bool = False
 
     def __post_init__(self) -> None:
         for name, minimum in (("max_batch_size", 1), ("max_context", 2), ("vocab_size", 1), ("prefill_chunk", 1)):

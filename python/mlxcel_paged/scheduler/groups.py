@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlxcel_paged._core import PageTable
 from mlxcel_paged.scheduler.estimate import max_pages_held, max_tokens_held
 from mlxcel_paged.scheduler.plan_log import PlanCause, PlanLog
+from mlxcel_paged.scheduler.prefix_cache import PrefixCache, PrefixNode
 from mlxcel_paged.scheduler.sequence import Sequence
 from mlxcel_paged.scheduler.step import PageCopy, Step
 
@@ -32,10 +33,32 @@ class PagedGroup:
 
 
 class PagedGroups:
-    """All KV groups of a model. Every change of a plan goes through `plan_log`."""
+    """All KV groups of a model. Every change of a plan goes through `plan_log`.
 
-    def __init__(self, groups: Iterable[PagedGroup], prefill_chunk: int, plan_log: PlanLog | None = None) -> None:
+    Args:
+        groups: none with dense storage.
+        prefill_chunk: tokens of a chunk at most.
+        keeps_prefixes: keep full pages for prompts that start alike. Not where a group has a window: its head pages are
+            gone by the time that a sequence has many.
+
+    Attributes:
+        prefix_cache: None where nothing is kept.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[PagedGroup],
+        prefill_chunk: int,
+        *,
+        keeps_prefixes: bool = False,
+        plan_log: PlanLog | None = None,
+    ) -> None:
         self.groups = tuple(groups)
+        page_sizes = {group.page_size for group in self.groups}
+        can_keep = len(page_sizes) == 1 and all(group.window is None for group in self.groups)
+        self.prefix_cache: PrefixCache | None = None
+        if keeps_prefixes and can_keep:
+            self.prefix_cache = PrefixCache([group.pool for group in self.groups], page_sizes.pop())
         self.plan_log = plan_log or PlanLog()
         self._prefill_chunk = prefill_chunk
         self.num_reserved = [0] * len(self.groups)
@@ -50,9 +73,14 @@ class PagedGroups:
         )
         return min((bound for bound in bounds if bound is not None), default=None)
 
+    @property
+    def num_idle(self) -> int:
+        """Pages per group that only the prefix cache holds."""
+        return 0 if self.prefix_cache is None else self.prefix_cache.num_idle
+
     def num_free(self) -> list[int]:
-        """Free pages per group."""
-        return [group.pool.num_free for group in self.groups]
+        """Pages per group that are free or held by the prefix cache alone."""
+        return [group.pool.num_free + self.num_idle for group in self.groups]
 
     def max_pages(self, num_tokens: int) -> list[int]:
         """Pages per group that a sequence holds at most on its way to `num_tokens` tokens."""
@@ -77,9 +105,30 @@ class PagedGroups:
         for index, group in enumerate(self.groups):
             self.num_peak[index] = max(self.num_peak[index], group.pool.num_used)
 
+    def stats(self, *, is_idle: bool) -> dict[str, Any]:
+        """The members of `SchedulerStats` that speak of pages; any thread may ask."""
+        cache, num_idle, num_groups = self.prefix_cache, self.num_idle, len(self.groups)
+        return {
+            "num_pages_used": tuple(max(0, group.pool.num_used - num_idle) for group in self.groups),
+            "num_pages_cached": (num_idle,) * num_groups,
+            "num_pages_reserved": (0,) * num_groups if is_idle else tuple(self.num_reserved),
+            "num_pages_peak": tuple(self.num_peak),
+            "num_pages": tuple(group.pool.num_pages for group in self.groups),
+            "num_prefix_queries": cache.num_queries if cache else 0,
+            "num_prefix_hits": cache.num_hits if cache else 0,
+            "num_evicted_pages": cache.num_evicted if cache else 0,
+        }
+
     def fits(self, needed: Iterable[int]) -> bool:
-        """Whether that many pages per group are free."""
-        return all(count <= group.pool.num_free for count, group in zip(needed, self.groups, strict=True))
+        """Whether that many pages per group are free, or become so when the prefix cache gives them up."""
+        return all(count <= free for count, free in zip(needed, self.num_free(), strict=True))
+
+    def make_room(self, needed: Iterable[int]) -> None:
+        """Lets the prefix cache give up what `needed`, which fits, takes beyond the free pages."""
+        if self.prefix_cache is not None:
+            short = max(count - group.pool.num_free for count, group in zip(needed, self.groups, strict=True))
+            if short > 0:
+                self.prefix_cache.evict(short)
 
     def max_append(self, sequence: Sequence, num_tokens: int) -> int:
         """Tokens, `num_tokens` at most, that can be appended with the pages that are free."""
@@ -92,15 +141,30 @@ class PagedGroups:
                 high = middle - 1
         return low
 
-    def open_tables(self, sequence: Sequence) -> None:
+    def find_prefix(self, sequence: Sequence) -> list[PrefixNode]:
+        """The cached pages that start a sequence."""
+        return [] if self.prefix_cache is None else self.prefix_cache.find(sequence.token_ids)
+
+    def open_tables(self, sequence: Sequence, prefix: list[PrefixNode]) -> None:
+        """Gives a sequence its tables, which start on cached pages."""
         sequence.tables = [PageTable(group.pool, group.page_size, group.window) for group in self.groups]
+        if prefix and self.prefix_cache is not None:
+            self.prefix_cache.use(sequence, prefix)
+
+    def commit(self, sequence: Sequence, num_tokens: int) -> None:
+        """Notes that the first `num_tokens` tokens of a sequence are computed for certain."""
+        sequence.num_committed_tokens = num_tokens
+        if self.prefix_cache is not None:
+            self.prefix_cache.publish(sequence)
 
     def append_chunk(self, sequence: Sequence, num_tokens: int, step: Step) -> None:
         """Takes the pages of a prefill chunk.
 
         Raises:
-            OutOfPagesError: they are not free.
+            OutOfPagesError: they do not fit.
         """
+        if self.prefix_cache is not None:
+            self.make_room(self.pages_needed((sequence,), num_tokens))
         for index, table in enumerate(sequence.tables):
             append = table.append(num_tokens)
             step.copies.extend(PageCopy(index, src, dst) for src, dst in append.copies)
@@ -111,7 +175,7 @@ class PagedGroups:
         `rows` hold slots already and only grow; `newcomers` get slots behind them, in the order given.
 
         Raises:
-            OutOfPagesError: a page is not free; ask `pages_needed` first.
+            OutOfPagesError: a page is not free; ask `pages_needed` and `make_room` first.
         """
         edit = self.plan_log.edit
         for sequence in rows:
@@ -185,13 +249,21 @@ class PagedGroups:
         for table in sequence.tables:
             table.release()
         sequence.tables = []
+        sequence.num_committed_tokens = 0
+        if self.prefix_cache is not None:
+            self.prefix_cache.leave(sequence)
 
     def check_integrity(self, *, num_rows: int, is_idle: bool) -> None:
         """Checks pools and plans against the number of decoding sequences; see `Scheduler.check_integrity`."""
+        num_cached = 0
+        if self.prefix_cache is not None:
+            self.prefix_cache.check_integrity()
+            num_cached = self.prefix_cache.num_pages
         for index, group in enumerate(self.groups):
             group.pool.check_integrity()
             group.plan.validate()
             if group.plan.num_rows != num_rows:
                 raise RuntimeError(f"group {index}: {group.plan.num_rows} plan rows, {num_rows} decoding")
-            if is_idle and group.pool.num_used:
-                raise RuntimeError(f"group {index}: {group.pool.num_used} pages are held by no sequence")
+            if is_idle and group.pool.num_used != num_cached:
+                num_lost = group.pool.num_used - num_cached
+                raise RuntimeError(f"group {index}: {num_lost} pages are held by no sequence")

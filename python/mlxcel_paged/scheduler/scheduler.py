@@ -48,7 +48,7 @@ class Scheduler:
         draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
     ) -> None:
         self.config = config
-        self.groups = PagedGroups(groups, config.prefill_chunk)
+        self.groups = PagedGroups(groups, config.prefill_chunk, keeps_prefixes=config.prefix_cache)
         self._capacity_tokens = self.groups.capacity_tokens
         self._clock = clock
         self._draw_seed = draw_seed
@@ -175,11 +175,15 @@ class Scheduler:
         if len(result.token_ids) != len(step.decode):
             raise ValueError(f"{len(step.decode)} rows were decoded, got {len(result.token_ids)} tokens")
         self._retire(step)
+        for chunk in step.prefill:
+            if not chunk.sequence.is_finished:
+                self.groups.commit(chunk.sequence, chunk.start + len(chunk.token_ids))
         for index, (row, token_id) in enumerate(zip(step.decode, result.token_ids, strict=True)):
             sequence = row.sequence
             if sequence.is_finished:
                 continue
             sequence.num_in_flight_tokens -= 1
+            self.groups.commit(sequence, row.position + 1)
             if index in result.failures:
                 self.finish(sequence, FinishReason.ERROR, error=result.failures[index])
                 continue
@@ -246,14 +250,10 @@ class Scheduler:
         """Returns a snapshot; any thread may call it."""
         head = self._waiting.head
         return self._counters.snapshot(
+            **self.groups.stats(is_idle=not self._sequences),
             num_running=len(self._prefilling) + len(self._decoding),
             num_waiting=len(self._waiting),
             num_waiting_tokens=self._waiting.num_tokens,
-            num_pages_used=tuple(group.pool.num_used for group in self.groups.groups),
-            num_pages_cached=(0,) * len(self.groups.groups),
-            num_pages_reserved=tuple(self.groups.num_reserved if self._sequences else [0] * len(self.groups.groups)),
-            num_pages_peak=tuple(self.groups.num_peak),
-            num_pages=tuple(group.pool.num_pages for group in self.groups.groups),
             oldest_wait_s=0.0 if head is None else max(0.0, self._clock() - head.request.arrival_time),
         )
 
@@ -287,16 +287,22 @@ class Scheduler:
     def _admit(self) -> None:
         while (head := self._waiting.head) is not None:
             active = self._prefilling + self._decoding
-            if len(active) >= self.config.max_batch_size or not can_admit(head, active, self.groups):
+            if len(active) >= self.config.max_batch_size:
+                return
+            prefix = self.groups.find_prefix(head)
+            if not can_admit(head, prefix, active, self.groups):
                 return
             if not active and self._in_flight:
                 return  # its pages may be those that the step in flight gives back
             self._waiting.pop()
+            head.status = SequenceStatus.PREFILL
+            self.groups.open_tables(head, prefix)
             if head.num_preemptions == 0:
                 self._counters.num_prompt_tokens += head.num_prompt_tokens
-                head.admitted_at = self._clock()
-            head.status = SequenceStatus.PREFILL
-            self.groups.open_tables(head)
+                head.admitted_at, head.num_cached_tokens = self._clock(), head.num_computed_tokens
+                if self.groups.prefix_cache is not None:
+                    self.groups.prefix_cache.num_queries += head.num_prompt_tokens
+                    self.groups.prefix_cache.num_hits += head.num_cached_tokens
             self._prefilling.append(head)
             self._prefilling.sort(key=lambda sequence: sequence.sequence_id)
 
@@ -309,6 +315,7 @@ class Scheduler:
             newcomers = [sequence for sequence in self._prefilling if sequence.num_prefill_tokens == 0]
             needed = self.groups.pages_needed((*self._decoding, *newcomers), 1)
             if self.groups.fits(needed):
+                self.groups.make_room(needed)
                 break
             if self._in_flight:
                 return False

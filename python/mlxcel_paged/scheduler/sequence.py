@@ -9,6 +9,7 @@ from mlxcel_paged.request import Request
 
 if TYPE_CHECKING:
     from mlxcel_paged._core import PageTable, Slot
+    from mlxcel_paged.scheduler.prefix_cache import PrefixNode
     from mlxcel_paged.scheduler.step import Step
 
 
@@ -38,6 +39,9 @@ class Sequence:
         max_tokens: tokens to generate, clamped to what the context and the pool hold.
         tables: one page table per KV group; empty while it waits, and always with dense storage.
         slots: one plan slot per KV group while it decodes.
+        num_committed_tokens: tokens whose keys and values are there for certain: the steps that wrote them retired.
+        prefix_nodes: pages of the prefix cache that it shares, from its first token on.
+        publishes: whether its further pages go to the prefix cache.
         num_in_flight_tokens: tokens that launched steps will append.
         last_step: the newest step that it takes part in.
         last_row: its row in the decode batch of `last_step`.
@@ -51,10 +55,13 @@ class Sequence:
         "last_step",
         "max_tokens",
         "num_cached_tokens",
+        "num_committed_tokens",
         "num_computed_tokens",
         "num_in_flight_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "prefix_nodes",
+        "publishes",
         "request",
         "seed",
         "sequence_id",
@@ -74,6 +81,9 @@ class Sequence:
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
+        self.num_committed_tokens = 0
+        self.prefix_nodes: list[PrefixNode] = []
+        self.publishes = True
         self.num_in_flight_tokens = 0
         self.num_preemptions = 0
         self.num_cached_tokens = 0

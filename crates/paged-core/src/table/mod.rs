@@ -117,6 +117,29 @@ impl PageTable {
         Ok(Self { pool: Arc::clone(&self.pool), pages: self.pages.clone(), ..*self })
     }
 
+    /// Starts an empty table without a window on full pages that somebody else holds too; each gets one more holder.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a table that is not empty or has a window, a page outside the pool, or more tokens than a table
+    /// counts; `Corrupt` for a page that is free. The table stays empty then.
+    pub fn adopt(&mut self, pages: &[PageId]) -> Result<()> {
+        if self.num_tokens != 0 || self.window.is_some() {
+            let message = format!(
+                "{} tokens held, window {:?}: only an empty table adopts",
+                self.num_tokens, self.window
+            );
+            return Err(Error::invalid("pages", message));
+        }
+        let num_tokens = pages.len().saturating_mul(self.geometry.page_size());
+        if num_tokens > MAX_INDEX {
+            return Err(Error::invalid("pages", format!("{num_tokens} tokens, at most {MAX_INDEX}")));
+        }
+        self.pool.retain(pages)?;
+        self.pages = pages.to_vec();
+        self.num_tokens = num_tokens;
+        Ok(())
+    }
+
     /// Releases every page and starts over as an empty table. A second call does nothing.
     ///
     /// # Errors
