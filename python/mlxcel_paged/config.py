@@ -13,6 +13,8 @@ DType = Literal["float32", "float16", "bfloat16"]
 PAGE_SIZES = (8, 16, 32, 64, 128)
 DEFAULT_PAGE_SIZE = 32
 MAX_PARALLEL = 1024
+CPU_PREFILL_CHUNK = 512
+GPU_PREFILL_CHUNK = 2048
 CPU_BATCHED_PROMPT_TOKENS = 64
 """Prompt tokens in a step beside running sequences on the CPU: as fast as 512, and they wait an eighth as long."""
 
@@ -30,7 +32,7 @@ class EngineConfig:
         page_size: Tokens in a page.
         kv_cache_budget: Bytes for KV pages and the kernel workspace; None derives it from the free memory.
         max_context: Tokens of prompt and output of one request at most; None takes the model's.
-        prefill_chunk: Prompt tokens that one step computes at most.
+        prefill_chunk: Prompt tokens that one step computes at most; None takes 512 on the CPU and 2048 on a GPU.
         max_num_batched_tokens: Tokens that one step computes at most while sequences decode, their own included; it
             bounds how long a prompt holds them up. None is `CPU_BATCHED_PROMPT_TOKENS` and one per sequence on the CPU,
             and prefill_chunk alone elsewhere.
@@ -52,7 +54,7 @@ class EngineConfig:
     page_size: int = DEFAULT_PAGE_SIZE
     kv_cache_budget: int | None = None
     max_context: int | None = None
-    prefill_chunk: int = 512
+    prefill_chunk: int | None = None
     max_num_batched_tokens: int | None = None
     prefix_cache: bool = True
     dtype: DType | None = None
@@ -68,7 +70,8 @@ class EngineConfig:
         _check_choice("dtype", self.dtype, (None, *get_args(DType)))
         _check_choice("page_size", self.page_size, PAGE_SIZES)
         _check_range("parallel", self.parallel, 1, MAX_PARALLEL)
-        _check_range("prefill_chunk", self.prefill_chunk, 1, 1 << 20)
+        if self.prefill_chunk is not None:
+            _check_range("prefill_chunk", self.prefill_chunk, 1, 1 << 20)
         if self.max_num_batched_tokens is not None:
             # One token beside a full batch is what a prompt needs to advance.
             _check_range("max_num_batched_tokens", self.max_num_batched_tokens, self.max_batch + 1, 1 << 20)
@@ -85,6 +88,12 @@ class EngineConfig:
     def max_batch(self) -> int:
         """Sequences that decode together at most."""
         return 1 if self.no_batch else self.parallel
+
+    def chunk_tokens(self, *, on_cpu: bool) -> int:
+        """Resolves `prefill_chunk` for a device."""
+        if self.prefill_chunk is not None:
+            return self.prefill_chunk
+        return CPU_PREFILL_CHUNK if on_cpu else GPU_PREFILL_CHUNK
 
     def batched_tokens(self, *, on_cpu: bool, max_batch: int) -> int | None:
         """Resolves `max_num_batched_tokens` for a device and the sequences that decode together there."""

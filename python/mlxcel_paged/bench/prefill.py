@@ -70,7 +70,7 @@ def _ours(config: EngineConfig, num_tokens: int, num_rounds: int) -> float:
 
     def first_token() -> float:
         start = time.perf_counter()
-        rows.add(tokens, chunk=config.prefill_chunk)
+        rows.add(tokens, chunk=config.chunk_tokens(on_cpu=True))
         mx.eval(mx.argmax(rows.decode(tokens[-1:]), axis=-1))
         seconds = time.perf_counter() - start
         rows.close()

@@ -74,9 +74,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--prefill-chunk",
         type=int,
-        default=512,
+        default=None,
         metavar="TOKENS",
-        help="prompt tokens that one step computes at most (default: %(default)s)",
+        help="prompt tokens that one step computes at most (default: 512 on the CPU, 2048 on a GPU)",
     )
     group.add_argument(
         "--max-num-batched-tokens",

@@ -98,7 +98,7 @@ def build_core_over(config: EngineConfig, loaded: LoadedModel) -> EngineCore:
             max_batch_size=storage.max_batch,
             max_context=max_context,
             vocab_size=vocab_size,
-            prefill_chunk=config.prefill_chunk,
+            prefill_chunk=config.chunk_tokens(on_cpu=on_cpu),
             max_num_batched_tokens=config.batched_tokens(on_cpu=on_cpu, max_batch=storage.max_batch),
             prefix_cache=config.prefix_cache,
             eos_token_ids=frozenset(loaded.tokenizer.eos_token_ids),
@@ -133,29 +133,31 @@ def plan_model_memory(
         BudgetTooSmallError: the budget holds no page of every group beside the workspace.
         ValueError: the budget asks for more memory than is left.
     """
+    on_cpu = loaded.device == "cpu"
+    prefill_chunk = config.chunk_tokens(on_cpu=on_cpu)
     shapes = [
         GroupShape(group.page_bytes(config.page_size, layout.dtype.size), group.window) for group in layout.groups
     ]
     return plan_memory(
         shapes,
         budget_bytes=config.kv_cache_budget,
-        available_bytes=available_host_bytes() if loaded.device == "cpu" else available_device_bytes(mx),
+        available_bytes=available_host_bytes() if on_cpu else available_device_bytes(mx),
         workspace_bytes=decode_workspace_bytes(
             layout.groups,
             page_size=config.page_size,
             max_batch=storage.max_batch,
             max_context=max_context,
-            on_cpu=loaded.device == "cpu",
+            on_cpu=on_cpu,
         ),
         page_size=config.page_size,
         max_batch=storage.max_batch,
         max_context=max_context,
-        prefill_chunk=config.prefill_chunk,
+        prefill_chunk=prefill_chunk,
         activation_bytes=activation_bytes(
             loaded.config,
             layout,
             StepShape(
-                min(config.prefill_chunk, max_context),
+                min(prefill_chunk, max_context),
                 storage.max_batch,
                 storage.max_batch * max_context if config.arm == "gather" else 0,
             ),

@@ -84,7 +84,8 @@ class JitDecodeKernel:
         source = _BODY.format(lse="lse" if with_lse else "0", scalars=text)
         digest = hashlib.sha256(source.encode()).hexdigest()[:16]
         started_at = time.perf_counter()
-        kernel: CompiledKernel = mx.fast.cuda_kernel(
+        make: Any = mx.fast.cuda_kernel
+        kernel: CompiledKernel = make(
             name=f"{self.variant.name}_{digest}",
             input_names=list(_INPUT_NAMES),
             output_names=["lse", "out"] if with_lse else ["out"],
