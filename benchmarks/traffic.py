@@ -30,10 +30,8 @@ _WARM_OUTPUT_TOKENS = (6, 14)
 _WARM_TURNS_PER_SIZE = 6
 
 
-def build_core(
-    shape: ModelShape, *, device: Any, bits: int, batch: int, page_size: int, max_context: int, budget_bytes: int
-) -> EngineCore:
-    """The engine's core over a model with random weights, self-check included."""
+def load_random(shape: ModelShape, *, device: Any, bits: int, max_context: int) -> LoadedModel:
+    """A model with random weights as the engine's loader would give it; sets MLX's default device."""
     mx.set_default_device(mx.cpu if device == "cpu" else mx.gpu)
     dtype = mx.float32 if device == "cpu" else mx.float16
     model = build_model(shape, bits=bits, dtype=dtype)
@@ -42,18 +40,34 @@ def build_core(
 
         flatten_quantized(model)
     tokenizer: Any = SimpleNamespace(eos_token_ids=())
-    loaded = LoadedModel(model, tokenizer, "random", max_context, shape.arguments(), dtype, device)
+    return LoadedModel(model, tokenizer, "random", max_context, shape.arguments(), dtype, device)
+
+
+def core_over(
+    loaded: LoadedModel, *, batch: int, page_size: int, budget_bytes: int | None, prefill_chunk: int | None = None
+) -> EngineCore:
+    """The engine's core, self-check included; None leaves the choice to the engine."""
+    chosen = {} if prefill_chunk is None else {"prefill_chunk": prefill_chunk}
     config = EngineConfig(
         model="random",
-        device=device,
+        device=loaded.device,
         decode_storage="paged",
         parallel=batch,
         page_size=page_size,
         kv_cache_budget=budget_bytes,
-        max_context=max_context,
+        max_context=loaded.max_context,
         arm="fused",
+        **chosen,
     )
     return build_core_over(config, loaded)
+
+
+def build_core(
+    shape: ModelShape, *, device: Any, bits: int, batch: int, page_size: int, max_context: int, budget_bytes: int
+) -> EngineCore:
+    """Both in one."""
+    loaded = load_random(shape, device=device, bits=bits, max_context=max_context)
+    return core_over(loaded, batch=batch, page_size=page_size, budget_bytes=budget_bytes)
 
 
 @dataclass(frozen=True, slots=True)
