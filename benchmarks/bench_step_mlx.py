@@ -3,6 +3,7 @@
     python benchmarks/bench_step_mlx.py --out step.json                       # mlx-lm and fused, every cell, 5 pairs
     python benchmarks/bench_step_mlx.py --out g.json --arms fused,gather --cells 4x4K,4x16K --pairs 5
     python benchmarks/bench_step_mlx.py --out q.json --bits 4 --cells 16x4K
+    python benchmarks/bench_step_mlx.py --out s.json --arms fused,fused-plain --cells 4x4K,16x4K
     python benchmarks/bench_step_mlx.py --report step.json other.json         # one table out of several runs
 
 Random f16 weights, synthetic contexts, greedy, MLX's and mlx-lm's default settings. Each arm runs in a process of its
@@ -16,6 +17,9 @@ of a process, then the median over processes; ratios are taken within a pair, th
 - device: events around every graph launch of eight further steps, summed. A graph that starts on an idle stream counts
   from the launch call on.
 - peak: `mx.get_peak_memory()` over the timed steps, weights included; the JSON's `setup_peak_gb` covers admission.
+  What prompts take is measured by bench_memory_cuda.py.
+
+Arms that end in `-plain` run without the kernel for products of a few rows; `--streamed` says what the others do.
 
 With `--trace on` the JSON also has the kernels of eight further steps and their time, from CUPTI. Use it for a run
 whose times do not count.
@@ -40,7 +44,7 @@ from pathlib import Path
 from typing import Any
 
 import graph_counter
-from step_cells import ARMS, CELLS, SHAPES, TARGET_SHAPE
+from step_cells import ARMS, CELLS, SHAPES, TARGET_SHAPE, arm_environment
 from step_report import markdown, summarize
 
 HERE = Path(__file__).parent
@@ -70,6 +74,7 @@ def run_worker(
         command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
     ended = ""
     try:
+        environment = environment | arm_environment(arm, options.streamed)
         done = subprocess.run(command, env=environment, timeout=timeout, check=False, capture_output=True, text=True)
         if done.returncode or done.stderr:
             print(done.stderr[-3000:], file=sys.stderr, flush=True)
@@ -132,7 +137,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def progress_line(pair: int, arm: str, results: list[dict[str, Any]]) -> str:
     times = [f"{result['cell']} {result.get('step_ms', 'failed')}" for result in results]
-    return f"pair {pair + 1} {arm:7}" + "  ".join(times)
+    return f"pair {pair + 1} {arm:12}" + "  ".join(times)
 
 
 def write(options: argparse.Namespace, results: list[dict[str, Any]], counter: str, note: str) -> dict[str, Any]:
@@ -145,6 +150,7 @@ def write(options: argparse.Namespace, results: list[dict[str, Any]], counter: s
         "shape": options.shape,
         "bits": options.bits,
         "page_size": options.page_size,
+        "streamed": options.streamed,
         "warm_up": options.warm_up,
         "steps": options.steps,
         "graph_counter": counter,
@@ -178,6 +184,9 @@ def main() -> int:
     parser.add_argument("--warm-up", type=int, default=12)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--bits", type=int, default=0, choices=(0, 4, 8))
+    parser.add_argument(
+        "--streamed", default="default", choices=("default", "on", "off"), help="our kernel for products of a few rows"
+    )
     parser.add_argument("--page-size", type=int, default=32, help="the engine's default")
     parser.add_argument("--shape", default=TARGET_SHAPE, choices=SHAPES)
     parser.add_argument("--device", default="gpu", choices=("gpu", "cpu"))

@@ -21,7 +21,10 @@ CELLS: dict[str, tuple[int, ...]] = {
 }
 """Tokens of context that each sequence of the batch begins with."""
 
-ARMS = ("mlx-lm", "fused", "gather")
+ARMS = ("mlx-lm", "fused", "fused-plain", "gather", "gather-plain")
+"""`-plain`: without the kernel for products of a few rows, whatever the default is."""
+
+STREAMED_PRODUCTS = "MLXCEL_PAGED_STREAMED_PRODUCTS"
 
 # mlx-lm's step over ours, at least.
 STEP_TARGETS = {
@@ -38,8 +41,28 @@ STEP_TARGETS = {
 STEP_TARGETS_4BIT = {"16x4K": 3.0}
 # The gather arm's step over the fused one's, at least.
 GATHER_TARGETS = {"4x4K": 2.0, "4x16K": 2.0, "16x4K": 2.0, "1x16K": 2.0, "1x32K": 2.0, "mixed": 2.0}
-# Our peak memory over mlx-lm's, at most.
+# The fused step over the one without the kernel for products of a few rows, at most.
+STREAMED_TARGETS = {"4x4K": 0.8}
+# Our peak memory over mlx-lm's from the prompts on, at most.
 MEMORY_TARGETS = {"4x16K": 0.6}
+
+
+def attention_path(arm: str) -> str:
+    """The arm without what it says about products."""
+    return arm.removesuffix("-plain")
+
+
+def arm_environment(arm: str, streamed: str) -> dict[str, str]:
+    """Variables that the arm's process has beside the others.
+
+    Args:
+        arm: One of `ARMS`.
+        streamed: `on`, `off` or `default`: the kernel for products of a few rows where the arm does not say.
+    """
+    if arm == "mlx-lm":
+        return {}
+    chosen = "off" if arm.endswith("-plain") else streamed
+    return {} if chosen == "default" else {STREAMED_PRODUCTS: "1" if chosen == "on" else "0"}
 
 
 @dataclass(frozen=True, slots=True)

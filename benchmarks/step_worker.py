@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import statistics
 import sys
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from graph_counter import Counters
-from step_cells import CELLS, SHAPES
+from step_cells import CELLS, SHAPES, STREAMED_PRODUCTS, attention_path
 
 # Steps behind the timed ones, with events around each graph launch.
 PROFILED_STEPS = 8
@@ -31,7 +32,7 @@ def build_arm(options: argparse.Namespace, model: Any, lengths: tuple[int, ...],
     return step_arms.PagedArm(
         model,
         lengths,
-        arm=options.arm,
+        arm=attention_path(options.arm),
         device=options.device,
         page_size=options.page_size,
         max_context=max(lengths) + total,
@@ -42,7 +43,7 @@ def build_arm(options: argparse.Namespace, model: Any, lengths: tuple[int, ...],
 def check(options: argparse.Namespace, arm: Any, lengths: tuple[int, ...], num_steps: int) -> list[str]:
     """What makes the cell's numbers worthless; empty if nothing does."""
     problems = []
-    wanted = {"mlx-lm": "BatchKVCache", "fused": "fused", "gather": "gather:forced"}[options.arm]
+    wanted = {"mlx-lm": "BatchKVCache", "fused": "fused", "gather": "gather:forced"}[attention_path(options.arm)]
     launches = num_steps * SHAPES[options.shape].num_hidden_layers
     outcomes = arm.outcomes()
     if outcomes != {wanted: launches}:
@@ -114,6 +115,7 @@ def measure(
     return {
         "cell": name,
         "arm": options.arm,
+        "streamed_products": os.environ.get(STREAMED_PRODUCTS),
         "step_ms": round(statistics.fmean(wall) * 1e3, 3),
         "step_median_ms": round(statistics.median(wall) * 1e3, 3),
         "step_p90_ms": round(statistics.quantiles(wall, n=10)[-1] * 1e3, 3),
