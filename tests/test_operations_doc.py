@@ -58,7 +58,10 @@ def test_every_flag_is_known() -> None:
 def test_defaults_are_those_of_serve() -> None:
     arguments = parser().parse_args(["serve"])
     rows = dict(re.findall(r"^\| `(--[a-z-]+)` \| ([^|]+) \|", OPERATIONS, re.MULTILINE))
-    for flag in ("--parallel", "--max-queued-requests", "--prefill-chunk"):
+    assert arguments.prefill_chunk is None
+    chunks = f"{config.CPU_PREFILL_CHUNK} on the CPU, {config.GPU_PREFILL_CHUNK} on a GPU"
+    assert rows["--prefill-chunk"] == chunks
+    for flag in ("--parallel", "--max-queued-requests"):
         assert rows[flag] == str(getattr(arguments, flag.removeprefix("--").replace("-", "_"))), flag
     assert rows["--step-timeout"] == f"{arguments.step_timeout:g} s"
     assert rows["--max-queued-tokens"] == "none"
