@@ -52,7 +52,8 @@ class RunningServer:
 
     def wait_idle(self) -> None:
         """Every leak would show here: sequences, pages, connections' tasks."""
-        wait_until(lambda: self.service.open_sequences.num_open == 0, "no sequence is open in the server")
+        wait_until(lambda: not any(self.service.counts().values()), "nothing is open in the server")
+        wait_until(lambda: not any(self.engine.counts().values()), "the engine remembers no request")
         stats = self.engine.stats
         wait_until(lambda: stats().num_requests_running + stats().num_requests_waiting == 0, "the engine is idle")
         wait_until(lambda: stats().kv_pages_used == 0, "no page is held")
