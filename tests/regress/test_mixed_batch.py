@@ -70,8 +70,9 @@ def ask_together(server: RunningServer, kinds: tuple[str, ...]) -> dict[str, Any
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    # A prompt that is cut into chunks elsewhere has other last bits; here every prompt is one chunk.
-    with embedded_server(parallel=8, max_num_batched_tokens=4096, prefill_chunk=4096) as running:
+    # A prompt that is cut into other chunks or found in the prefix cache has other last bits. Here each prompt is one
+    # chunk, so that even log-probabilities are equal.
+    with embedded_server(parallel=8, max_num_batched_tokens=4096, prefill_chunk=4096, prefix_cache=False) as running:
         yield running
 
 
@@ -142,3 +143,13 @@ def test_choices_of_one_seed_differ_and_repeat_in_any_company(server: RunningSer
     assert len(set(four)) == 4
     assert texts(1) == four[:1]
     assert texts(2) == four[:2]
+
+
+def test_with_prompts_from_the_prefix_cache_the_texts_are_the_same(solo: dict[str, Any]) -> None:
+    def texts(answers: dict[str, Any]) -> dict[str, str]:
+        return {kind: answer[0] if kind == "stream" else text_of(answer) for kind, answer in answers.items()}
+
+    with embedded_server(parallel=8) as server:
+        for _ in range(2):
+            assert texts(ask_together(server, tuple(KINDS))) == texts(solo)
+        assert ask(server, "logprobs")[1]["prompt_tokens_details"]["cached_tokens"] > 0
