@@ -13,6 +13,8 @@ constexpr int kProjectionRows = 8;       // of one tensor-core tile
 constexpr int kProjectionChunk = 64;     // inner elements that a warp takes at once: a cache line of every feature
 constexpr int kProjectionDepth = 2;      // chunks in flight a warp, all feature tiles together
 
+using ProjectionSums = float[kProjectionFeatures * kProjectionRows];  // of one pair of tiles and one warp
+
 // Blocks: num_features / (16 * kFeatureTiles), each with kProjectionThreads threads. x is [num_rows, num_inner], w
 // [num_features, num_inner], y [num_rows, num_features], all contiguous and 16-byte aligned. num_rows <= 8 * kRowTiles,
 // num_features a multiple of the block's, num_inner of 64.
@@ -21,8 +23,7 @@ constexpr int kProjectionDepth = 2;      // chunks in flight a warp, all feature
 // places of the fragments that it holds: no shuffling, no shared memory on the way in.
 template <class Element, int kRowTiles, int kFeatureTiles>
 __device__ __forceinline__ void project(const u16* x, const u16* w, u16* y, int num_rows, int num_features,
-                                        int num_inner) {
-  __shared__ float sums[kProjectionWarps][kFeatureTiles * kRowTiles][kProjectionFeatures * kProjectionRows];
+                                        int num_inner, ProjectionSums* sums) {
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, member = lane & 3;
   int first_feature = blockIdx.x * (kProjectionFeatures * kFeatureTiles);
   float sum[kFeatureTiles][kRowTiles][4] = {};
@@ -33,34 +34,38 @@ __device__ __forceinline__ void project(const u16* x, const u16* w, u16* y, int 
   int num_chunks = num_inner / kProjectionChunk;
 #pragma unroll 1
   for (int first = warp; first < num_chunks; first += kProjectionWarps * kDepth) {
-    // [chunk][feature tile][half of the features][half of the chunk]
-    Int4 weights[kDepth][kFeatureTiles][2][2];
+    // Everything that a turn needs is under way before the first product. Behind the last chunk it is read again.
+    Int4 weights[kDepth][kFeatureTiles][2][2];  // half of the features, half of the chunk
+    Int4 rows[kDepth][2][kRowTiles];            // half of the chunk
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) {
-      int chunk = first + d * kProjectionWarps;
-      if (chunk >= num_chunks) break;
+      int inner = min(first + d * kProjectionWarps, num_chunks - 1) * kProjectionChunk;
 #pragma unroll
       for (int f = 0; f < kFeatureTiles * 4; ++f) {
         int feature = f / 4 * kProjectionFeatures + f / 2 % 2 * 8;
         weights[d][f / 4][f / 2 % 2][f % 2] =
-            load_streamed(my_w + static_cast<i64>(feature) * num_inner + chunk * kProjectionChunk + f % 2 * 32);
+            load_streamed(my_w + static_cast<i64>(feature) * num_inner + inner + f % 2 * 32);
       }
     }
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) {
       int chunk = first + d * kProjectionWarps;
-      if (chunk >= num_chunks) break;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        Int4 rows[kRowTiles];
 #pragma unroll
         for (int r = 0; r < kRowTiles; ++r) {
-          rows[r] = {0, 0, 0, 0};
-          if (r * kProjectionRows + group < num_rows) {
-            rows[r] = load_once(my_x + static_cast<i64>(r) * kProjectionRows * num_inner + chunk * kProjectionChunk +
-                                half * 32);
+          rows[d][half][r] = {0, 0, 0, 0};
+          if (chunk < num_chunks && r * kProjectionRows + group < num_rows) {
+            rows[d][half][r] = load_once(my_x + static_cast<i64>(r) * kProjectionRows * num_inner +
+                                         chunk * kProjectionChunk + half * 32);
           }
         }
+      }
+    }
+#pragma unroll
+    for (int d = 0; d < kDepth; ++d) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int f = 0; f < kFeatureTiles; ++f) {
           const Int4 &low = weights[d][f][0][half], &high = weights[d][f][1][half];
@@ -68,8 +73,9 @@ __device__ __forceinline__ void project(const u16* x, const u16* w, u16* y, int 
           u32 odd[4] = {u32(low.z), u32(high.z), u32(low.w), u32(high.w)};
 #pragma unroll
           for (int r = 0; r < kRowTiles; ++r) {
-            Element::mma(sum[f][r], even, u32(rows[r].x), u32(rows[r].y));
-            Element::mma(sum[f][r], odd, u32(rows[r].z), u32(rows[r].w));
+            const Int4& row = rows[d][half][r];
+            Element::mma(sum[f][r], even, u32(row.x), u32(row.y));
+            Element::mma(sum[f][r], odd, u32(row.z), u32(row.w));
           }
         }
       }
@@ -83,7 +89,7 @@ __device__ __forceinline__ void project(const u16* x, const u16* w, u16* y, int 
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         int feature = group + i / 2 * 8, row = 2 * member + i % 2;
-        sums[warp][f * kRowTiles + r][row * kProjectionFeatures + feature] = sum[f][r][i];
+        sums[warp * kFeatureTiles * kRowTiles + f * kRowTiles + r][row * kProjectionFeatures + feature] = sum[f][r][i];
       }
     }
   }
@@ -93,28 +99,22 @@ __device__ __forceinline__ void project(const u16* x, const u16* w, u16* y, int 
     int tile = i / kTileValues, place = i % kTileValues;
     float total = 0;
 #pragma unroll
-    for (int other = 0; other < kProjectionWarps; ++other) total += sums[other][tile][place];
+    for (int other = 0; other < kProjectionWarps; ++other) total += sums[other * kFeatureTiles * kRowTiles + tile][place];
     int row = tile % kRowTiles * kProjectionRows + place / kProjectionFeatures;
     int feature = first_feature + tile / kRowTiles * kProjectionFeatures + place % kProjectionFeatures;
     if (row < num_rows) y[static_cast<i64>(row) * num_features + feature] = static_cast<u16>(Element::pack(total, 0.f));
   }
 }
 
-// As above with what is left to run time: up to 16 rows, and as many feature tiles as the grid leaves to a block, 1 or 2.
-template <class Element>
+// As above; the grid says how many feature tiles are a block's, 1 or 2.
+template <class Element, int kRowTiles>
 __device__ __forceinline__ void project_rows(const u16* x, const u16* w, u16* y, int num_rows, int num_features,
                                              int num_inner) {
-  bool one_tile = static_cast<int>(gridDim.x) * kProjectionFeatures == num_features;
-  if (num_rows <= kProjectionRows) {
-    if (one_tile) {
-      project<Element, 1, 1>(x, w, y, num_rows, num_features, num_inner);
-    } else {
-      project<Element, 1, 2>(x, w, y, num_rows, num_features, num_inner);
-    }
-  } else if (one_tile) {
-    project<Element, 2, 1>(x, w, y, num_rows, num_features, num_inner);
+  __shared__ ProjectionSums sums[kProjectionWarps * 2 * kRowTiles];
+  if (static_cast<int>(gridDim.x) * kProjectionFeatures == num_features) {
+    project<Element, kRowTiles, 1>(x, w, y, num_rows, num_features, num_inner, sums);
   } else {
-    project<Element, 2, 2>(x, w, y, num_rows, num_features, num_inner);
+    project<Element, kRowTiles, 2>(x, w, y, num_rows, num_features, num_inner, sums);
   }
 }
 

@@ -21,6 +21,7 @@ logger = logging.getLogger("mlxcel_paged")
 
 # Of kernels/cuda/projection.cuh.
 MAX_ROWS = 16
+MIN_ROWS = 2  # MLX's own product of one row is as fast
 _NUM_THREADS = 256
 _TILE_ROWS = 8
 _TILE_FEATURES = 16
@@ -36,7 +37,7 @@ def serves(x: mx.array, weight: mx.array) -> bool:
     return (
         x.ndim == 3
         and x.shape[1] == 1
-        and x.shape[0] <= MAX_ROWS
+        and MIN_ROWS <= x.shape[0] <= MAX_ROWS
         and x.dtype == weight.dtype
         and x.dtype in _ELEMENTS
         and weight.shape[0] % _TILE_FEATURES == 0
@@ -45,7 +46,9 @@ def serves(x: mx.array, weight: mx.array) -> bool:
 
 
 def streamed_product(x: mx.array, weight: mx.array) -> mx.array:
-    """Returns `x` times the transpose of `weight`, `[rows, 1, features]`; a row has the same bits in every batch.
+    """Returns `x` times the transpose of `weight`, `[rows, 1, features]`.
+
+    A row has the same bits in every batch that the kernel serves.
 
     Args:
         x: `[rows, 1, inner]`, served by the kernel together with `weight`.
@@ -56,7 +59,7 @@ def streamed_product(x: mx.array, weight: mx.array) -> mx.array:
         num_features >= _MANY_FEATURES or (num_rows > _TILE_ROWS and num_features >= 2 * 2048)
     )
     num_blocks = num_features // (_TILE_FEATURES * (2 if has_two_tiles else 1))
-    outputs: list[mx.array] = _kernel(x.dtype)(
+    outputs: list[mx.array] = _kernel(x.dtype, -(-num_rows // _TILE_ROWS))(
         inputs=[x, weight],
         output_shapes=[(num_rows, 1, num_features)],
         output_dtypes=[x.dtype],
@@ -113,9 +116,10 @@ def stream_products(model: nn.Module, dtype: mx.Dtype) -> int:
 @cache
 def _compiles(dtype: mx.Dtype) -> bool:
     started_at = time.perf_counter()
-    row, weight = mx.zeros((1, 1, _INNER_MULTIPLE), dtype), mx.zeros((_TILE_FEATURES, _INNER_MULTIPLE), dtype)
+    weight = mx.zeros((_TILE_FEATURES, _INNER_MULTIPLE), dtype)
     try:
-        mx.eval(streamed_product(row, weight))
+        for num_rows in (MIN_ROWS, MAX_ROWS):
+            mx.eval(streamed_product(mx.zeros((num_rows, 1, _INNER_MULTIPLE), dtype), weight))
     except RuntimeError as error:
         logger.warning("MLX cannot compile the kernel for products, cuBLAS serves instead: %s", error)
         return False
@@ -124,17 +128,18 @@ def _compiles(dtype: mx.Dtype) -> bool:
 
 
 @cache
-def _kernel(dtype: mx.Dtype) -> Any:
+def _kernel(dtype: mx.Dtype, row_tiles: int) -> Any:
     element = _ELEMENTS[dtype]
     return mx.fast.cuda_kernel(
-        name=f"mlxcel_projection_{element}",
+        name=f"mlxcel_projection_{element}_{row_tiles}",
         input_names=["x", "w"],
         output_names=["y"],
         header=f'#include "{source_dir()}/projection.cuh"\n',
         # The text w_shape makes MLX pass the shape by value.
         source=f"""
   using mlxcel::u16;
-  mlxcel::project_rows<mlxcel::{element}>((const u16*)x, (const u16*)w, (u16*)y, x_shape[0], w_shape[0], w_shape[1]);
+  mlxcel::project_rows<mlxcel::{element}, {row_tiles}>(
+      (const u16*)x, (const u16*)w, (u16*)y, x_shape[0], w_shape[0], w_shape[1]);
 """,
         ensure_row_contiguous=True,
     )
