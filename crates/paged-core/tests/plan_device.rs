@@ -130,11 +130,15 @@ fn check(plan: &DecodePlan, device: &Device, num_workers: usize, num_rows: usize
 
 #[derive(Debug, Clone)]
 enum Edit {
-    Admit { num_tokens: usize, offset: usize },
+    Admit {
+        num_tokens: usize,
+        offset: usize,
+    },
     Retire(usize),
     Replace(usize),
     RetireHead(usize),
-    Steps(usize),
+    /// Steps of the device, and how often the plan advances before each.
+    Steps(usize, usize),
 }
 
 fn edits() -> impl Strategy<Value = Vec<Edit>> {
@@ -143,7 +147,8 @@ fn edits() -> impl Strategy<Value = Vec<Edit>> {
         (0..MAX_SLOTS).prop_map(Edit::Retire),
         (0..MAX_SLOTS).prop_map(Edit::Replace),
         (0..MAX_SLOTS).prop_map(Edit::RetireHead),
-        (1..60_usize).prop_map(Edit::Steps),
+        (1..60_usize).prop_map(|count| Edit::Steps(count, 1)),
+        (1..10_usize, 0..4_usize).prop_map(|(count, advances)| Edit::Steps(count, advances)),
     ];
     prop::collection::vec(edit, 1..40)
 }
@@ -217,10 +222,14 @@ proptest! {
                         drop_head(&mut plan, slot);
                     }
                 }
-                Edit::Steps(count) => {
+                Edit::Steps(count, advances) => {
+                    // Head pages leave a window for the sake of the token that comes next.
+                    let advances = advances.max(usize::from(window.is_some()));
                     for _ in 0..count {
-                        make_room(&mut plan, &mut next_page);
-                        plan.advance().unwrap();
+                        for _ in 0..advances {
+                            make_room(&mut plan, &mut next_page);
+                            plan.advance().unwrap();
+                        }
                         let num_rows = (plan.num_rows() + num_padding).min(MAX_SLOTS);
                         let (_, positions) = device.step(&plan, num_rows);
                         check(&plan, &device, num_workers, num_rows, &positions);
@@ -251,6 +260,32 @@ fn a_steady_step_writes_no_word_and_a_page_crossing_one() {
     plan.advance().unwrap();
     assert!(device.step(&plan, 2).0 > 0);
     assert_eq!(device.mirror.num_lists(), 2);
+}
+
+#[test]
+fn fixed_chunks_do_not_depend_on_how_often_the_device_steps() {
+    const NUM_PAGES_OF_ROW: i32 = 80;
+    let heads = HeadGeometry { num_qo_heads: 8, num_kv_heads: 2, head_dim: 64 };
+    let config = PlanConfig {
+        batch_invariant: true,
+        num_workers: Some(8),
+        ..PlanConfig::new(1, NUM_PAGES_OF_ROW as usize, NUM_PAGES, PAGE_SIZE, heads)
+    };
+    let mut plan = DecodePlan::new(config).unwrap();
+    let pages: Vec<u32> = (0..NUM_PAGES_OF_ROW as u32).collect();
+    plan.admit(&pages, NUM_PAGES_OF_ROW as usize * PAGE_SIZE - 200, 0, None).unwrap();
+    let mut device = Device::new(&plan, 4);
+    device.step(&plan, 1);
+    for _ in 0..40 {
+        for _ in 0..3 {
+            plan.advance().unwrap();
+        }
+        let (_, positions) = device.step(&plan, 1);
+        check(&plan, &device, 4, 1, &positions);
+        let mut fresh = Device::new(&plan, 4);
+        fresh.step(&plan, 1);
+        assert_eq!(device.items(4).len(), fresh.items(4).len());
+    }
 }
 
 #[test]

@@ -130,9 +130,10 @@ impl DeviceMirror {
     }
 
     /// Appends to `words` the pairs (address, value) that make the device's copy such that, once every row has got one more
-    /// token there, it is the plan as it is now. To be called once for every step of the device, after
-    /// [`DecodePlan::advance`]; empty when only lengths have grown since. The batch has `num_rows` rows on the device, those
-    /// beyond the plan's are padding.
+    /// token there, it is the plan as it is now. To be called once for every step of the device, usually after one
+    /// [`DecodePlan::advance`]; empty when only lengths have grown by it. After any other number of them, none included,
+    /// lengths and positions are among the words; head pages that have left a window are seen until the next one. The
+    /// batch has `num_rows` rows on the device, those beyond the plan's are padding.
     ///
     /// # Errors
     /// `InvalidArgument` if `num_rows` is less than the plan's rows or more than its slots. The mirror is unchanged then.
@@ -144,8 +145,10 @@ impl DeviceMirror {
                 format!("expected {}..={max_slots}, got {num_rows}", plan.num_rows()),
             ));
         }
+        let num_steps =
+            plan.rows.iter().map(|&slot| self.num_new_tokens(plan, slot as usize)).max().unwrap_or(0);
         let is_listed = self.num_listed_rows == num_rows
-            && self.num_steps_left > 0
+            && num_steps <= self.num_steps_left
             && self.listed.iter().copied().eq(plan.rows.iter().map(|&slot| listed_row(plan, slot)));
         let list = if is_listed {
             None
@@ -157,7 +160,7 @@ impl DeviceMirror {
         }
         self.sync_row_slots(plan, num_rows, words);
         match list {
-            None => self.num_steps_left -= 1,
+            None => self.num_steps_left -= num_steps,
             Some(list) => {
                 self.num_steps_left = list.num_steps;
                 self.listed.clear();
@@ -170,11 +173,15 @@ impl DeviceMirror {
         Ok(())
     }
 
+    /// Tokens that a slot has got since the last step of the device, if nothing else has happened to it.
+    fn num_new_tokens(&self, plan: &DecodePlan, slot: usize) -> usize {
+        slot_end(plan, slot).saturating_sub(self.slots[slot].end as usize)
+    }
+
     fn sync_slot(&mut self, plan: &DecodePlan, slot: usize, words: &mut Vec<(i32, i32)>) {
         let DeviceLayout { num_slots, row_stride, .. } = self.layout;
         let version = plan.row_versions[slot];
-        let begin = row_begin(plan, slot);
-        let end = (begin + own(&plan.resident.lengths[slot]) as usize) as i32;
+        let end = slot_end(plan, slot) as i32;
         let position = own(&plan.resident.positions[slot]);
         let pages = plan.held_pages(slot);
         let first = own(&plan.resident.row_start[slot]) as usize - slot * row_stride;
@@ -262,6 +269,11 @@ impl DeviceMirror {
 fn row_begin(plan: &DecodePlan, slot: usize) -> usize {
     let dropped_pages = own(&plan.resident.row_start[slot]) as usize - slot * plan.capacities.row_stride;
     dropped_pages * plan.config().page_size + own(&plan.resident.first_page_offsets[slot]) as usize
+}
+
+/// One past the last token of a slot, counted from the start of its part of the table.
+fn slot_end(plan: &DecodePlan, slot: usize) -> usize {
+    row_begin(plan, slot) + own(&plan.resident.lengths[slot]) as usize
 }
 
 fn listed_row(plan: &DecodePlan, slot: u32) -> ListedRow {
