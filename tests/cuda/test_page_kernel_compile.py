@@ -53,5 +53,13 @@ def test_the_plan_kernel_compiles(architecture: str) -> None:
     assert "warning" not in compiled.log
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_address_kernel_compiles(architecture: str) -> None:
+    compiled = compile_file("array_addresses.cu", "array_addresses", architecture)
+    assert b"mlxcel_array_addresses" in compiled.cubin
+    assert compiled.spill_bytes == 0
+    assert "warning" not in compiled.log
+
+
 def test_names_are_unique() -> None:
     assert len({kernel.name for kernel in KERNELS}) == len(KERNELS)

@@ -89,7 +89,8 @@ class DecodeDouble:
         q = q.reshape(num_rows, num_kv_heads, group_size, dim)
         table, lengths = memory(inputs[5]), memory(inputs[6])
         items = memory(inputs[8]).reshape(-1, 8)[:num_items]
-        pools = [_pool(view, (page_stride, head_stride, token_stride), 1 << page_log2) for view in inputs[3:5]]
+        strides = (page_stride, head_stride, token_stride)
+        pools = [_pool(view, strides, num_kv_heads, 1 << page_log2) for view in inputs[3:5]]
         partials: dict[int, list[tuple[Array, Array, Array]]] = {}
         for worker in range(num_workers):
             for slot, begin, end, flags, row, split, num_splits, _ in items[worker::num_workers].tolist():
@@ -134,6 +135,23 @@ class DecodeDouble:
         return [mx.array(lse.astype(np.float32)), result] if options & OPTION_LSE else [result]
 
 
+class ArrayAddressesDouble:
+    """`array_addresses.cu`. MLX keeps 8 bytes before an array on the CPU, and none on a GPU."""
+
+    def __call__(
+        self,
+        inputs: Sequence[mx.array],
+        output_shapes: Sequence[Shape],
+        output_dtypes: Sequence[mx.Dtype],
+        scalars: Sequence[Scalar],
+        num_blocks: tuple[int, int],
+    ) -> list[mx.array]:
+        assert output_shapes == ((len(inputs),),)
+        assert not scalars
+        words = (memory(array.view(mx.uint16)) for array in inputs)
+        return [mx.array(np.array([array.__array_interface__["data"][0] - 8 for array in words], np.int64))]
+
+
 class KernelsDouble(CudaKernels):
     """`CudaKernels` of a GPU with few multiprocessors."""
 
@@ -145,6 +163,9 @@ class KernelsDouble(CudaKernels):
     def decode(self, *, head_dim: int, group_size: int, dtype: mx.Dtype) -> Kernel:
         return DecodeDouble()
 
+    def array_addresses(self) -> Kernel:
+        return ArrayAddressesDouble()
+
     def pages(self) -> PageKernels:
         return CudaPageKernels("sm_90", self.page_double)
 
@@ -152,11 +173,11 @@ class KernelsDouble(CudaKernels):
         return self.step_double
 
 
-def _pool(view: mx.array, strides: tuple[int, int, int], page_size: int) -> Array:
+def _pool(view: mx.array, strides: tuple[int, int, int], num_heads: int, page_size: int) -> Array:
     """The whole pool `[pages, heads, page_size, dim]` of which `view` is the beginning, as 16-bit words."""
     mx.eval(view)
     words = np.array(view.view(mx.uint16), copy=False)
-    shape = (2**31 // strides[0], strides[0] // (page_size * view.shape[-1]), page_size, view.shape[-1])
+    shape = (2**31 // strides[0], num_heads, page_size, view.shape[-1])
     return np.lib.stride_tricks.as_strided(words, shape, tuple(2 * stride for stride in (*strides, 1)), writeable=True)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import mlx.core as mx
 
 from mlxcel_paged import _core
-from mlxcel_paged.attention import validation
-from mlxcel_paged.attention.backends import Backend, DecodeCall, choose_backend, run_cpu, run_gather, run_reference
+from mlxcel_paged.attention import backend_choice, validation
+from mlxcel_paged.attention.backend_choice import Backend
+from mlxcel_paged.attention.backends import run_cpu, run_gather, run_reference
+from mlxcel_paged.attention.cuda.planned_decode import PlannedDecode
+from mlxcel_paged.attention.decode_call import DecodeCall
 from mlxcel_paged.attention.validation import IndexArray, Tensor
 
 
@@ -48,7 +51,9 @@ def paged_decode(
         logits_soft_cap: `cap * tanh(logit / cap)` with this cap; 0 for off.
         sinks: `[num_qo_heads]`, float32 or the queries' dtype: logits that take weight but carry no value.
         layout: `NHD` or `HND`.
-        backend: `auto`, `cpu`, `gather`, `reference` (float64 NumPy), `cuda`, `metal`.
+        backend: `auto`, `cpu`, `gather`, `reference` (float64 NumPy), `cuda`, `metal`. `auto` takes the fused kernel of
+            MLX's default device where it serves the shape, else gathers. `cuda` takes float16 and bfloat16, queries and
+            pools alike, and page sizes that are powers of two; its launch is on its way when the call returns.
         num_splits: Parts that one row's KV is split into at most; None leaves it to the plan.
         batch_invariant: Give a row the same bits whatever its neighbours are.
         return_lse: Also return the base-2 log-sum-exp of the logits.
@@ -88,14 +93,18 @@ def paged_decode(
         return_lse=validation.flag("return_lse", return_lse),
         row_by_row=invariant,
     )
-    chosen = choose_backend(
+    chosen = backend_choice.choose_backend(
         backend, num_qo_heads=num_qo_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, page_size=page_size
     )
+    if chosen == "cuda" and not backend_choice.cuda_serves(queries.dtype, keys.dtype):
+        if backend != "auto":
+            backend_choice.check_cuda_dtypes(queries.dtype, keys.dtype)
+        chosen = "gather"
     out: mx.array
     lse: mx.array | None
     if batch == 0:
         out, lse = mx.zeros(queries.shape, queries.dtype), mx.zeros((0, num_qo_heads), mx.float32)
-    elif chosen == "cpu":
+    elif chosen in ("cpu", "cuda"):
         plan = _core.DecodePlan.from_csr(
             csr.indptr,
             csr.indices,
@@ -110,7 +119,11 @@ def paged_decode(
             num_splits=splits,
             batch_invariant=invariant,
         )
-        out, lse = run_cpu(plan, call, None, None)
+        kernels = backend_choice.default_cuda_kernels() if chosen == "cuda" else None
+        if kernels is None:
+            out, lse = run_cpu(plan, call, None, None)
+        else:
+            out, lse = PlannedDecode(plan, kernels).run(call, None, None)
     else:
         out, lse = (run_gather if chosen == "gather" else run_reference)(csr, call)
     return (out, lse) if call.return_lse and lse is not None else out

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -11,81 +10,9 @@ import numpy as np
 from mlxcel_paged import _core
 from mlxcel_paged.attention import validation
 from mlxcel_paged.attention.cpu import CARRIER, to_mlx
-from mlxcel_paged.attention.dispatch import HEAD_DIMS, MAX_PAGE_SIZE, MIN_PAGE_SIZE, is_servable
+from mlxcel_paged.attention.decode_call import DecodeCall, Result
 from mlxcel_paged.attention.gather import gather_decode, gather_index
 from mlxcel_paged.attention.reference import reference_decode
-from mlxcel_paged.errors import BackendUnavailableError
-
-Backend = Literal["auto", "cuda", "metal", "cpu", "gather", "reference"]
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeCall:
-    """One decode attention over checked arguments.
-
-    Attributes:
-        q: `[batch, num_qo_heads, head_dim]`.
-        k_pages, v_pages: Pools in `layout`.
-        window: Visible tokens at most; None for all.
-        row_by_row: Compute every row alone, so that its bits do not depend on the others (gather only).
-    """
-
-    q: mx.array
-    k_pages: mx.array
-    v_pages: mx.array
-    layout: str
-    sm_scale: float
-    window: int | None
-    logits_soft_cap: float
-    sinks: mx.array | None
-    return_lse: bool
-    row_by_row: bool = False
-
-    @property
-    def page_size(self) -> int:
-        return int(self.k_pages.shape[1 if self.layout == "NHD" else 2])
-
-
-Result = tuple[mx.array, mx.array | None]
-
-
-def choose_backend(
-    backend: Any,
-    *,
-    num_qo_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    page_size: int,
-    shape_arguments: tuple[str, str] = ("q", "k_pages"),
-) -> str:
-    """Resolves `auto` and checks that the backend runs here and serves the shape.
-
-    `shape_arguments` are the caller's arguments that head_dim and page_size come from; errors name them.
-
-    Raises:
-        InvalidArgumentError: Unknown backend, or a shape that the CPU kernel does not serve.
-        BackendUnavailableError: The backend needs other hardware.
-    """
-    if backend not in get_args(Backend):
-        raise validation.invalid("backend", f"must be one of {', '.join(get_args(Backend))}: {backend!r}")
-    servable = is_servable(num_qo_heads, num_kv_heads, head_dim, page_size)
-    on_cpu = mx.default_device() == mx.cpu
-    if backend == "auto":
-        return "cpu" if on_cpu and servable else "gather"
-    if backend in ("cuda", "metal"):
-        raise BackendUnavailableError(f"backend {backend} is not available here (hint: cpu, gather or auto)")
-    if backend == "cpu":
-        if not on_cpu and not mx.metal.is_available():
-            raise BackendUnavailableError("backend cpu would move the pools out of GPU memory (hint: use auto)")
-        if head_dim not in HEAD_DIMS:
-            raise validation.invalid(
-                shape_arguments[0], f"head_dim must be one of {', '.join(map(str, HEAD_DIMS))}: {head_dim}"
-            )
-        if not servable:
-            raise validation.invalid(
-                shape_arguments[1], f"page_size must be between {MIN_PAGE_SIZE} and {MAX_PAGE_SIZE}: {page_size}"
-            )
-    return str(backend)
 
 
 def run_cpu(plan: _core.DecodePlan, call: DecodeCall, k_new: mx.array | None, v_new: mx.array | None) -> Result:

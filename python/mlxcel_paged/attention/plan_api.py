@@ -6,17 +6,11 @@ import mlx.core as mx
 import numpy as np
 
 from mlxcel_paged import _core
-from mlxcel_paged.attention import validation
-from mlxcel_paged.attention.backends import (
-    Backend,
-    DecodeCall,
-    choose_backend,
-    dim_contiguous,
-    is_dim_contiguous,
-    run_cpu,
-    run_gather,
-    run_reference,
-)
+from mlxcel_paged.attention import backend_choice, validation
+from mlxcel_paged.attention.backend_choice import Backend
+from mlxcel_paged.attention.backends import dim_contiguous, is_dim_contiguous, run_cpu, run_gather, run_reference
+from mlxcel_paged.attention.cuda.planned_decode import PlannedDecode
+from mlxcel_paged.attention.decode_call import DecodeCall
 from mlxcel_paged.attention.page_write import write_decode
 from mlxcel_paged.attention.validation import Csr, IndexArray, Tensor
 
@@ -45,7 +39,8 @@ def plan_from_csr(
         page_size: Tokens in a page.
         num_qo_heads, num_kv_heads, head_dim: Geometry of every layer that the plan will run for.
         window: Visible tokens at most, the current one included; None for all.
-        backend: As in `paged_decode`.
+        backend: As in `paged_decode`. A plan made with `auto` gathers a run's dtypes that the fused kernel does not
+            serve.
 
     Raises:
         InvalidArgumentError, InvalidTypeError: An argument cannot be used; `.argument` names it.
@@ -57,7 +52,7 @@ def plan_from_csr(
     validation.heads("num_qo_heads", qo, kv)
     visible = validation.window(window)
     csr = validation.csr(indptr, indices, last_page_len, first_page_offset, num_pages=pages, page_size=tokens)
-    chosen = choose_backend(
+    chosen = backend_choice.choose_backend(
         backend,
         num_qo_heads=qo,
         num_kv_heads=kv,
@@ -77,14 +72,14 @@ def plan_from_csr(
         head_dim=dim,
         window=visible,
     )
-    return DecodePlan(plan, (pages, tokens, kv, dim), qo, visible, chosen)
+    return DecodePlan(plan, (pages, tokens, kv, dim), qo, visible, chosen, is_forced=backend != "auto")
 
 
 class DecodePlan:
     """A planned decode batch. Made by `plan_from_csr`.
 
     Lengths describe the state after a step's append: `advance` (and `append_page` before it where a row needs one),
-    then `run` for every layer.
+    then `run` for every layer. On CUDA all runs of a plan are to be made on one MLX stream.
     """
 
     def __init__(
@@ -94,16 +89,21 @@ class DecodePlan:
         num_qo_heads: int,
         window: int | None,
         backend: str,
+        *,
+        is_forced: bool,
     ) -> None:
         self._plan = plan
         self._pool_shape = pool_shape
         self._num_qo_heads = num_qo_heads
         self._window = window
         self._backend = backend
+        self._is_forced = is_forced
+        kernels = backend_choice.default_cuda_kernels() if backend == "cuda" else None
+        self._cuda = None if kernels is None else PlannedDecode(plan, kernels)
 
     @property
     def backend(self) -> str:
-        """The backend that runs: `cpu`, `gather` or `reference`."""
+        """The backend that runs: `cpu`, `cuda` (see `plan_from_csr` for dtypes), `gather` or `reference`."""
         return self._backend
 
     @property
@@ -135,7 +135,9 @@ class DecodePlan:
             q: `[num_rows, num_qo_heads, head_dim]`.
             k_pages, v_pages: `[num_pages, page_size, num_kv_heads, head_dim]` (NHD).
             k_new, v_new: `[num_rows, num_kv_heads, head_dim]` in the pools' dtype, written in place to each row's last
-                token. Needs pools that are MLX arrays. Rows without tokens take none.
+                token. Needs pools that are MLX arrays. Rows without tokens take none. The tokens are in the pools when
+                the call returns. On CPU and CUDA the write is not an operation of MLX: whatever shares the pools'
+                memory sees it, and so may what was built from them before the call and is evaluated after it.
             sm_scale, logits_soft_cap, sinks, return_lse: As in `paged_decode`.
 
         Raises:
@@ -161,17 +163,24 @@ class DecodePlan:
             sinks=validation.sinks(sinks, self._num_qo_heads, queries.dtype),
             return_lse=validation.flag("return_lse", return_lse),
         )
+        backend = self._backend
+        if backend == "cuda" and not backend_choice.cuda_serves(queries.dtype, keys.dtype):
+            if self._is_forced:
+                backend_choice.check_cuda_dtypes(queries.dtype, keys.dtype)
+            backend = "gather"
         new = self._new_tokens(call, k_pages, v_pages, k_new, v_new)
         if num_rows == 0:
             out: mx.array = mx.zeros(queries.shape, queries.dtype)
             lse: mx.array | None = mx.zeros((0, self._num_qo_heads), mx.float32)
-        elif self._backend == "cpu":
+        elif backend == "cuda" and self._cuda is not None:
+            out, lse = self._cuda.run(call, *new)
+        elif backend == "cpu":
             out, lse = run_cpu(self._plan, call, *new)
         else:
             if new[0] is not None and new[1] is not None:
                 on_cpu = mx.default_device() == mx.cpu
                 write_decode(self._plan, new[0], new[1], keys, values, layout=_LAYOUT, on_cpu=on_cpu)
-            out, lse = (run_gather if self._backend == "gather" else run_reference)(self._csr(), call)
+            out, lse = (run_gather if backend == "gather" else run_reference)(self._csr(), call)
         return (out, lse) if call.return_lse and lse is not None else out
 
     def advance(self) -> None:
@@ -217,6 +226,13 @@ class DecodePlan:
         for argument, pool in (("k_pages", k_pages), ("v_pages", v_pages)):
             if not isinstance(pool, mx.array):
                 raise validation.invalid_type(argument, "new tokens are written in place, which needs an MLX array")
-            if not is_dim_contiguous(pool):
+            if self._writes_by_pointer and not is_dim_contiguous(pool):
                 raise validation.invalid(argument, "the head_dim axis must be contiguous to write new tokens in place")
-        return dim_contiguous(checked[0]), dim_contiguous(checked[1])
+        if self._writes_by_pointer:
+            return dim_contiguous(checked[0]), dim_contiguous(checked[1])
+        return checked[0], checked[1]
+
+    @property
+    def _writes_by_pointer(self) -> bool:
+        """Whether the host writes new tokens. A look at a GPU's array from the host would move it there."""
+        return self._cuda is None and mx.default_device() == mx.cpu

@@ -1,12 +1,14 @@
 """The decode plan of one KV group in device memory.
 
 The core says which words have changed (`_core.DeviceMirror`); they travel as scalars of the launch that also adds the
-step's token to every row. A step in which only lengths grow carries none, and nothing is ever uploaded.
+step's token to every row. A step in which only lengths grow carries none, and nothing is ever uploaded. A batch that is
+there from the beginning, as in a CSR view, is uploaded once.
 """
 
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 
 from mlxcel_paged import _core
 from mlxcel_paged.attention.cuda.kernel import Kernel
@@ -33,12 +35,24 @@ class DevicePlan:
     def __init__(self, plan: _core.DecodePlan, num_workers: int, kernel: Kernel) -> None:
         self.mirror = _core.DeviceMirror(plan, num_workers)
         self._kernel = kernel
-        self.table = mx.zeros((self.mirror.num_table_words,), mx.int32)
-        self.state = mx.zeros((self.mirror.num_state_words,), mx.int32)
-        begin = self.mirror.work_items_begin
-        self.work_items = self.table[begin : begin + self.mirror.num_items * 8]
-        mx.eval(self.table, self.state, self.work_items)
+        self._plan = plan
         self._geometry = (self.mirror.num_slots, self.mirror.row_slots_begin)
+        self.table: mx.array
+        self.state: mx.array
+        self.work_items: mx.array
+        zeros = (mx.zeros((words,), mx.int32) for words in (self.mirror.num_table_words, self.mirror.num_state_words))
+        self._place(*zeros)
+
+    def load(self) -> None:
+        """Uploads the plan as it is now, in place of a first step; the device has no plan yet."""
+        mirror, num_rows = self.mirror, int(self._plan.num_rows)
+        words = np.array(mirror.sync(num_rows), np.int32).reshape(-1, 2)
+        memory = np.zeros(mirror.num_state_words + mirror.num_table_words, np.int32)
+        memory[words[:, 0]] = words[:, 1]
+        state, table = memory[: mirror.num_state_words], memory[mirror.num_state_words :]
+        slots = table[mirror.row_slots_begin : mirror.row_slots_begin + num_rows]
+        state.reshape(2, mirror.num_slots)[:, slots] += 1
+        self._place(mx.array(table), mx.array(state))
 
     @property
     def nbytes(self) -> int:
@@ -46,7 +60,7 @@ class DevicePlan:
         return int(self.table.nbytes + self.state.nbytes)
 
     def step(self, num_rows: int, after: mx.array) -> mx.array:
-        """Moves the device to the plan as it is now; to be called once after each `DecodePlan.advance`.
+        """Moves the device to the plan as it is now; cheapest once after each `DecodePlan.advance`.
 
         Args:
             num_rows: Rows of the launch; those beyond the plan's are padding.
@@ -63,6 +77,12 @@ class DevicePlan:
             mx.async_eval(self.state)  # type: ignore[no-untyped-call]
             begin += 2 * _MAX_WORDS
         return self._launch(words[begin:], num_rows, after)
+
+    def _place(self, table: mx.array, state: mx.array) -> None:
+        begin = self.mirror.work_items_begin
+        self.table, self.state = table, state
+        self.work_items = table[begin : begin + self.mirror.num_items * 8]
+        mx.eval(self.table, self.state, self.work_items)
 
     def _launch(self, words: list[int], num_rows: int, after: mx.array) -> mx.array:
         self.state, positions = self._kernel(

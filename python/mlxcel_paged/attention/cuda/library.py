@@ -57,6 +57,12 @@ class CudaKernels:
             "plan_step.cu", "plan_step", lambda cubin: MlxKernel("mlxcel_plan_step", cubin, _STEP_THREADS, 0)
         )
 
+    def array_addresses(self) -> Kernel:
+        """The kernel that reports where its inputs begin."""
+        return self._kernel(
+            "array_addresses.cu", "array_addresses", lambda cubin: MlxKernel("mlxcel_array_addresses", cubin, 1, 0)
+        )
+
     def pages(self) -> PageKernels:
         """The kernels that move tokens between dense arrays and pages."""
         return CudaPageKernels(self.device.architecture)
@@ -78,12 +84,16 @@ class CudaKernels:
 
 
 @cache
-def cuda_kernels() -> CudaKernels | None:
-    """The kernels of this process's GPU; None, with the reason logged, where they cannot run."""
+def cuda_kernels(*, with_jit: bool = True) -> CudaKernels | None:
+    """The kernels of this process's GPU; None, with the reason logged, where they cannot run.
+
+    Args:
+        with_jit: As of `CudaKernels`. Pays where one geometry is launched over and over.
+    """
     if not (mx.cuda.is_available() and hasattr(mx.fast, "precompiled_cuda_kernel")):
         return None
     try:
-        kernels = CudaKernels(current_device())
+        kernels = CudaKernels(current_device(), with_jit=with_jit)
         kernels.plan_step()
     except (NoCudaDeviceError, NvrtcNotFoundError, CompileError) as error:
         logger.warning("the CUDA kernels cannot be used, gather serves instead: %s", error)

@@ -1,0 +1,1 @@
+../../../../kernels/cuda/array_addresses.cu
