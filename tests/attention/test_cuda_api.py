@@ -250,9 +250,21 @@ def test_dtypes_that_the_kernel_does_not_serve(q_dtype: mx.Dtype, kv_dtype: mx.D
         with pytest.raises(InvalidTypeError) as caught:
             call()
         assert caught.value.argument == argument
+
+
+def test_auto_gathers_dtypes_that_the_kernel_does_not_serve() -> None:
+    rows = Rows([3, 10], [0, 0])
+    k, v = pools()
+    q = tokens(2, HEADS, 0)
     expected = paged_decode(q, k, v, **rows.csr(), backend="reference")
     assert_close(paged_decode(q, k, v, **rows.csr()), expected)
-    assert_close(plan_from_csr(**rows.csr(), **GEOMETRY).run(q, k, v), expected)
+    plan = plan_from_csr(**rows.csr(), **GEOMETRY)
+    assert_close(plan.run(q, k, v), expected)
+    rows.grow(plan)
+    new = tokens(2, KV_HEADS, 1)
+    out = plan.run(q, k, v, k_new=new, v_new=new)
+    assert mx.array_equal(k[rows.pages[1][-1], 2], new[1])
+    assert_close(out, paged_decode(q, k, v, **rows.csr(), backend="reference"))
 
 
 @pytest.mark.parametrize("shape", [{"head_dim": 112}, {"page_size": 4}, {"page_size": 24}, {"page_size": 256}])
@@ -262,11 +274,17 @@ def test_shapes_that_the_kernel_does_not_serve(shape: dict[str, int]) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         paged_decode(*tensors, **problem.arguments, backend="cuda")
     assert caught.value.argument == ("q" if "head_dim" in shape else "k_pages")
-    problem.check(*paged_decode(*tensors, **problem.arguments, return_lse=True))
     with pytest.raises(InvalidArgumentError) as caught:
         plan_from_csr([0, 1], [3], [2], **{**GEOMETRY, **shape}, backend="cuda")
     assert caught.value.argument == next(iter(shape))
     assert plan_from_csr([0, 1], [3], [2], **{**GEOMETRY, **shape}).backend == "gather"
+
+
+@pytest.mark.parametrize("shape", [{"head_dim": 112}, {"page_size": 24}])
+def test_auto_gathers_shapes_that_the_kernel_does_not_serve(shape: dict[str, int]) -> None:
+    problem = make_problem(lengths=[5, 25], dtype=mx.float16, **shape)
+    tensors = (problem.q, problem.k_pages, problem.v_pages)
+    problem.check(*paged_decode(*tensors, **problem.arguments, return_lse=True))
 
 
 def test_auto_takes_the_kernel() -> None:

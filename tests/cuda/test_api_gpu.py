@@ -169,13 +169,17 @@ def newest(problem: Problem) -> tuple[list[int], list[int], list[int]]:
     return rows, [int(indices[indptr[row + 1] - 1]) for row in rows], [int(last[row]) - 1 for row in rows]
 
 
+def tokens_at(pool: mx.array, pages: list[int], places: list[int]) -> mx.array:
+    return mx.stack([pool[page, place] for page, place in zip(pages, places, strict=True)])
+
+
 def check_append(problem: Problem, plan: DecodePlan, k: mx.array, v: mx.array, pages: list[int]) -> None:
     """Takes the newest tokens out of the pools, NHD, and lets the launch put them back. `pages` hold them."""
     rows, _, places = newest(problem)
     num_rows, (num_kv_heads, head_dim) = problem.q.shape[0], k.shape[2:]
     news = []
     for pool in (k, v):
-        tokens = mx.concatenate([pool[page, place][None] for page, place in zip(pages, places, strict=True)])
+        tokens = tokens_at(pool, pages, places)
         new = mx.full((num_rows, num_kv_heads, head_dim), np.nan, pool.dtype)  # rows without tokens take none
         new[mx.array(rows)] = tokens
         pool[mx.array(pages), mx.array(places)] = mx.array(np.nan, pool.dtype)
@@ -193,7 +197,7 @@ def check_append(problem: Problem, plan: DecodePlan, k: mx.array, v: mx.array, p
         return_lse=True,
     )
     for pool, tokens in ((k, k_tokens), (v, v_tokens)):
-        assert mx.array_equal(pool[mx.array(pages), mx.array(places)], tokens)
+        assert mx.array_equal(tokens_at(pool, pages, places), tokens)
     problem.check(out, lse)
 
 

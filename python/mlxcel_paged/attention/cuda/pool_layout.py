@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -21,9 +21,8 @@ _CHUNK_BYTES = 16  # the kernel moves whole chunks
 _MAX_INT32 = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class PoolStrides:
-    """Elements from a page, head or token of a pool to the next."""
+class PoolStrides(NamedTuple):
+    """Elements from a page, head or token of a pool to the next. Part of a key that every launch hashes."""
 
     page: int
     head: int
