@@ -2,17 +2,27 @@
 
     python benchmarks/count_graphs.py --out graphs.json
 
-2,000 steps of the engine's own scheduler, runner and step loop over Llama-3.1-8B shapes with random weights: requests
-come, cross pages and end; the batch wanders between half of its places and all of them, after a warm-up that visits
-every batch size. Two processes run the same steps:
+The engine's own scheduler, runner and step loop over Llama-3.1-8B shapes with random weights: requests come, cross
+pages and end; the batch wanders between half of its places and all of them, after a warm-up that visits every batch
+size. Two processes run the same traffic:
 
-- `driver`: with the graph counter preloaded, which counts cuGraphInstantiate*, cuGraphExecUpdate and its failures,
-  cuGraphLaunch, managed allocations, prefetches, and the bytes of copies (benchmarks/graph_counter).
-- `cupti`: with CUPTI's records of managed-memory migrations, page faults and copies, which is where an upload shows
-  under MLX; then a few steady steps with a record a kernel: kernels and kernel time of a step (benchmarks/cupti_trace).
+- `driver`, 2,000 turns: with the graph counter preloaded, which counts cuGraphInstantiate*, cuGraphExecUpdate and its
+  failures, cuGraphLaunch, managed allocations, prefetches, and the bytes of copies (benchmarks/graph_counter).
+- `cupti`, 400 turns, as its records slow every launch down: with CUPTI's records of managed-memory migrations, page
+  faults and copies, which is where an upload shows under MLX; then a few turns with a record a kernel: kernels and
+  kernel time of a step (benchmarks/cupti_trace). If it dies with the records of migrations it runs without them.
+
+Each ends within its share of `--time-limit-s`, with fewer turns if need be, and says how many it counted.
 
 Counts are kept apart for steady turns (the rows of the turn before, nothing prefilled) and for turns in which requests
 came or went. Wanted: no instantiation in any turn, no byte from host to device in steady ones.
+
+Managed allocations of steady turns are reads, not uploads: when the host reads an array that lies in device memory, as
+`tolist()` of a step's tokens does, MLX allocates managed memory of its size and copies the array there
+(`CudaAllocator::move_to_unified_memory`), once a buffer: it is recycled, and then needs neither. So each comes with a
+copy of as many bytes, without a direction; an upload is an allocation that the host fills and comes without one.
+MLX offers no read that leaves the array where it is. Up to 8 bytes, two tokens, lie in a small pool of managed memory
+from the start.
 """
 
 from __future__ import annotations
@@ -23,6 +33,7 @@ import ctypes
 import datetime
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,12 +46,17 @@ import graph_counter
 from step_cells import SHAPES, TARGET_SHAPE
 
 MODES = ("driver", "cupti")
+# Of the time that is left, for the driver's process; the rest is CUPTI's.
+DRIVER_SHARE = 0.6
+# From a process's deadline to the end of its life: what it still writes and frees.
+GRACE_S = 8.0
 # A turn's kernels run while the next turns are prepared, so what CUPTI sees after a change is counted with the change.
 SETTLING_TURNS = 2
 
 
-def count(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One process: builds the core, warms up, counts."""
+def count(options: argparse.Namespace, folder: Path) -> None:
+    """One process: builds the core, warms up, counts. Prints what it has as JSON, a line each time there is more."""
+    deadline = time.monotonic() + options.seconds
     counters = graph_counter.Counters.loaded() if options.mode == "driver" else None
     trace = None
     migrations = "not asked for"
@@ -49,12 +65,12 @@ def count(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
         ctypes.CDLL("libcuda.so.1").cuInit(0)
         trace = CuptiTrace(folder)
-        trace.enable(MEMCPY)
-        try:
-            trace.count_migrations()
-            migrations = "counted"
-        except CuptiUnavailableError as error:  # copies and kernels are still worth having
-            migrations = str(error)
+        if options.migrations == "on":
+            try:
+                trace.count_migrations()
+                migrations = "counted"
+            except CuptiUnavailableError as error:  # copies and kernels are still worth having
+                migrations = str(error)
     from mlxcel_paged import blas
 
     blas.prepare()
@@ -71,9 +87,12 @@ def count(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         budget_bytes=options.budget_mb << 20,
     )
     traffic = Traffic(core, batch=options.batch, prompt_tokens=options.prompt_tokens, page_size=options.page_size)
+    stage("warm-up")
     warm_turns = traffic.warm_up()
     mx.synchronize()
+    stage("counting")
     if trace:
+        trace.enable(MEMCPY)
         trace.clear()
     finished_before = traffic.num_finished
     sums: dict[str, Counter[str]] = {"steady": Counter(), "changed": Counter()}
@@ -86,6 +105,8 @@ def count(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     before = counters.snapshot() if counters else {}
     for index in range(options.steps):
+        if time.monotonic() > deadline:
+            break
         if trace:
             starts.append(trace.now_ns())
         turn = traffic.turn()
@@ -106,6 +127,8 @@ def count(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     result: dict[str, Any] = {
         "mode": options.mode,
         "migrations": migrations,
+        "cupti": trace.path if trace else None,
+        "turns_wanted": options.steps,
         "turns": turns,
         "batch_sizes": dict(sorted(sizes.items())),
         "warm_up_turns": warm_turns,
@@ -113,15 +136,24 @@ def count(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "turns_with_prefill": prefills,
         "requests_finished": traffic.num_finished - finished_before,
         "launches": core.runner.outcomes(),
-        "ms_per_turn": round(seconds / options.steps * 1e3, 3),
+        "ms_per_turn": round(seconds / max(1, len(kinds)) * 1e3, 3),
     }
     if trace:
+        stage("reading records")
         sums = attribute(trace, starts, kinds)
-        result["kernels"] = kernels_of(trace, traffic, options.traced_steps)
     else:
         result["instantiated_at"] = instantiated_at[:50]
     result["counted"] = {kind: dict(total) for kind, total in sums.items()}
-    return result
+    print(json.dumps(result), flush=True)
+    if trace and time.monotonic() < deadline:
+        stage("tracing kernels")
+        result["kernels"] = kernels_of(trace, traffic, options.traced_steps)
+        print(json.dumps(result), flush=True)
+
+
+def stage(name: str) -> None:
+    """Says on stderr how far a process is, for the one that has to tell why it died."""
+    print(f"stage: {name}", file=sys.stderr, flush=True)
 
 
 def attribute(trace: Any, starts: list[int], kinds: list[str]) -> dict[str, Counter[str]]:
@@ -166,7 +198,12 @@ def kernels_of(trace: Any, traffic: Any, num_turns: int) -> dict[str, Any]:
 
 def verdicts(results: list[dict[str, Any]]) -> dict[str, bool | None]:
     """Whether each target holds; None where nothing was measured."""
-    found: dict[str, bool | None] = {"no_instantiation": None, "nothing_copied_up": None, "nothing_migrated_up": None}
+    found: dict[str, bool | None] = {
+        "no_instantiation": None,
+        "nothing_copied_up": None,
+        "managed_memory_only_read": None,
+        "nothing_migrated_up": None,
+    }
     for result in results:
         if "failed" in result:
             continue
@@ -174,31 +211,99 @@ def verdicts(results: list[dict[str, Any]]) -> dict[str, bool | None]:
         if result["mode"] == "driver" and (counted["steady"].get("graph_launches") or 0) > 0:
             found["no_instantiation"] = not any(part.get("graph_instantiations") for part in counted.values())
             found["nothing_copied_up"] = not counted["steady"].get("htod_bytes")
+            found["managed_memory_only_read"] = moved_for_reads(counted["steady"])
         if result["mode"] == "cupti" and result["migrations"] == "counted":
             steady = counted["steady"]
             found["nothing_migrated_up"] = not (steady.get("migrated_htod_bytes") or steady.get("copied_htod_bytes"))
     return found
 
 
-def run_mode(options: argparse.Namespace, mode: str, folder: Path) -> dict[str, Any]:
+def moved_for_reads(steady: dict[str, int]) -> bool:
+    """Whether every managed allocation came with a copy into it, as those for the host's reads do; none is as good."""
+    pairs = (("managed_allocs", "undirected_copies"), ("managed_alloc_bytes", "undirected_bytes"))
+    return all(steady.get(allocated, 0) == steady.get(copied, 0) for allocated, copied in pairs)
+
+
+def remarks(results: list[dict[str, Any]]) -> list[str]:
+    """What the steady turns' managed allocations were, in words."""
+    said = []
+    for result in results:
+        if result["mode"] != "driver" or "failed" in result:
+            continue
+        steady, num_turns = result["counted"]["steady"], result["turns"]["steady"]
+        allocations, size = steady.get("managed_allocs", 0), steady.get("managed_alloc_bytes", 0)
+        cause = (
+            "each with a copy of as many bytes: tokens that the host read, moved there by MLX once a buffer"
+            if moved_for_reads(steady)
+            else f"but {steady.get('undirected_copies', 0)} copies of {steady.get('undirected_bytes', 0)} bytes into"
+            " them: some were filled by the host"
+        )
+        said.append(
+            f"{num_turns} steady turns: {steady.get('graph_launches', 0)} graph launches,"
+            f" {steady.get('htod_bytes', 0)} bytes copied from host to device, {allocations} managed allocations of"
+            f" {size} bytes in all" + (f", {cause}" if allocations else "")
+        )
+    return said
+
+
+def cause_of_death(code: int, stderr: str) -> str:
+    """Why a process ended as it did: its signal or status, how far it was, and its last words."""
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    lines = stderr.splitlines()
+    stages = [line.removeprefix("stage: ") for line in lines if line.startswith("stage: ")]
+    words = "\n".join(line for line in lines if not line.startswith("stage: "))[-1500:]
+    return f"{how} during {stages[-1] if stages else 'start'}" + (f": {words}" if words else "")
+
+
+def run_mode(options: argparse.Namespace, mode: str, folder: Path, seconds: float, migrations: str) -> dict[str, Any]:
+    """One process of one mode; what it printed last, and why it ended if it did not end well."""
     environment = dict(os.environ)
     if mode == "driver":
         environment = graph_counter.preload(graph_counter.build(folder))
-    command = [sys.executable, __file__, *sys.argv[1:], "--mode", mode]
+    steps = options.steps if mode == "driver" else options.cupti_steps
+    own = ["--mode", mode, "--seconds", str(seconds - GRACE_S), "--steps", str(steps), "--migrations", migrations]
+    command = [sys.executable, "-X", "faulthandler", __file__, *sys.argv[1:], *own]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+    )
+    ended = ""
     try:
-        done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=280)
+        stdout, stderr = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        return {"mode": mode, "failed": "no end within 280 s"}
-    if done.returncode:
-        return {"mode": mode, "failed": done.stderr[-1500:]}
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        process.kill()
+        stdout, stderr = process.communicate()
+        ended = f"no end within {seconds:.0f} s: "
+    printed = [line for line in stdout.splitlines() if line.startswith("{")]
+    result: dict[str, Any] = json.loads(printed[-1]) if printed else {"mode": mode}
+    if process.returncode:
+        # What was counted before the end counts.
+        result["ended" if printed else "failed"] = ended + cause_of_death(process.returncode, stderr)
     return result
+
+
+def run_modes(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Every mode in turn, within the time limit."""
+    deadline = time.monotonic() + options.time_limit_s
+    modes = options.modes.split(",")
+    results = []
+    for mode in modes:
+        left = deadline - time.monotonic()
+        seconds = DRIVER_SHARE * left if mode == "driver" and len(modes) > 1 else left
+        results.append(run_mode(options, mode, folder, seconds, "on"))
+        left = deadline - time.monotonic()
+        if mode == "cupti" and "failed" in results[-1] and left > 2 * GRACE_S:
+            again = run_mode(options, mode, folder, left, "off")
+            if "failed" not in again:
+                results[-1] = again | {"migrations": f"with their records: {results[-1]['failed']}"}
+    return results
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("graphs.json"))
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=2000, help="turns that the driver's process counts")
+    parser.add_argument("--cupti-steps", type=int, default=400, help="turns that CUPTI's process counts")
+    parser.add_argument("--time-limit-s", type=float, default=95, help="of the whole run")
     parser.add_argument("--traced-steps", type=int, default=16)
     parser.add_argument("--batch", type=int, default=8, help="places of the bucket")
     parser.add_argument("--prompt-tokens", type=int, default=33)
@@ -209,22 +314,26 @@ def main() -> int:
     parser.add_argument("--device", default="gpu", choices=("gpu", "cpu"))
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--mode", choices=MODES, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--migrations", choices=("on", "off"), default="on", help=argparse.SUPPRESS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         if options.mode:
-            print(json.dumps(count(options, Path(name))))
+            count(options, Path(name))
             return 0
-        results = [run_mode(options, mode, Path(name)) for mode in options.modes.split(",")]
+        results = run_modes(options, Path(name))
     document = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", *sys.argv]),
         "batch": options.batch,
         "steps": options.steps,
+        "cupti_steps": options.cupti_steps,
         "targets": verdicts(results),
+        "remarks": remarks(results),
         "results": results,
     }
     options.out.write_text(json.dumps(document, indent=1))
-    print(json.dumps({"targets": document["targets"], "results": results}, indent=1))
+    print(json.dumps({key: document[key] for key in ("targets", "remarks", "results")}, indent=1))
     return 1 if any("failed" in result for result in results) else 0
 
 

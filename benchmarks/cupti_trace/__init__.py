@@ -50,11 +50,12 @@ class _Raw(ctypes.Structure):
 
 
 def find_cupti() -> list[str]:
-    """Where CUPTI may be, most likely first."""
+    """Where CUPTI may be, most likely first: that of CUDA 13, as MLX is built for, before any other."""
     packages = sysconfig.get_paths()["purelib"]
     patterns = (f"{packages}/nvidia/*/lib/libcupti.so.*", "/usr/local/cuda*/extras/CUPTI/lib64/libcupti.so.*")
     found = [path for pattern in patterns for path in sorted(glob.glob(pattern), reverse=True)]
-    return [*found, "libcupti.so.13", "libcupti.so.12"]
+    found += ["libcupti.so.13", "libcupti.so.12"]
+    return sorted(found, key=lambda path: not path.endswith(".so.13"))
 
 
 def kernel_summary(records: Iterable[Record], num_steps: int) -> dict[str, Any]:
@@ -101,6 +102,7 @@ class CuptiTrace:
         tried = candidates if candidates is not None else find_cupti()
         for candidate in tried:
             if library.cupti_trace_load(candidate.encode()) == 0:
+                self.path = candidate
                 break
         else:
             raise CuptiUnavailableError(f"no usable CUPTI among {', '.join(tried)}")
