@@ -70,12 +70,13 @@ class CallTimer:
 
 
 def _is_counted(callee: Any) -> bool:
-    owner = type(getattr(callee, "__self__", None)).__module__
-    return owner == _CORE and getattr(callee, "__qualname__", "").startswith(_COUNTED)
+    bound_to = getattr(callee, "__self__", None)  # None for a static method
+    is_of_core = bound_to is None or type(bound_to).__module__ == _CORE
+    return is_of_core and getattr(callee, "__qualname__", "").startswith(_COUNTED)
 
 
 def measure(options: argparse.Namespace, batch: int) -> dict[str, Any]:
-    from traffic import build_core
+    from traffic import core_over, load_random
 
     from mlxcel_paged import _core
     from mlxcel_paged.engine.step_loop import StepLoop
@@ -84,18 +85,20 @@ def measure(options: argparse.Namespace, batch: int) -> dict[str, Any]:
 
     total = options.warm_up + 2 * options.steps
     max_context = options.prompt_tokens + total + 8
-    core = build_core(
-        SHAPES[options.shape],
-        device=options.device,
-        bits=0,
+    loaded = load_random(SHAPES[options.shape], device=options.device, bits=0, max_context=max_context)
+    # All prompts fit one step, so that all rows begin and cross pages together.
+    num_prompt_tokens = batch * options.prompt_tokens
+    core = core_over(
+        loaded,
         batch=batch,
         page_size=options.page_size,
-        max_context=max_context,
         budget_bytes=options.budget_mb << 20,
+        prefill_chunk=num_prompt_tokens,
+        max_num_batched_tokens=num_prompt_tokens + batch,
     )
     sampling = SamplingParams(max_tokens=total + 4, temperature=0.0, ignore_eos=True)
     for index in range(batch):
-        core.scheduler.add(Request(f"r{index}", [5] * options.prompt_tokens, sampling))
+        core.scheduler.add(Request(f"r{index}", [index % 1000] * options.prompt_tokens, sampling))
     crossed = False
     schedule_ns = 0
     original_schedule = core.scheduler.schedule

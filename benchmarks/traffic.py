@@ -44,10 +44,10 @@ def load_random(shape: ModelShape, *, device: Any, bits: int, max_context: int) 
 
 
 def core_over(
-    loaded: LoadedModel, *, batch: int, page_size: int, budget_bytes: int | None, prefill_chunk: int | None = None
+    loaded: LoadedModel, *, batch: int, page_size: int, budget_bytes: int | None, **others: Any
 ) -> EngineCore:
-    """The engine's core, self-check included; None leaves the choice to the engine."""
-    chosen = {} if prefill_chunk is None else {"prefill_chunk": prefill_chunk}
+    """The engine's core, self-check included. `others` are further fields of `EngineConfig`; None is their default."""
+    chosen = {name: value for name, value in others.items() if value is not None}
     config = EngineConfig(
         model="random",
         device=loaded.device,
