@@ -26,4 +26,4 @@ pub use ids::{PageId, Slot};
 pub use pool::PagePool;
 #[cfg(not(paged_loom))]
 pub use projection::{MAX_PROJECTION_ROWS, Projection};
-pub use table::{Append, PageTable};
+pub use table::{Append, PageTable, append_all, pages_needed_by};

@@ -121,7 +121,7 @@ fn wrong_type(argument: &'static str, error: PyErr) -> CoreError {
     CoreError(Error::invalid_type(argument, error.to_string()))
 }
 
-fn type_name(value: &Bound<'_, PyAny>) -> String {
+pub(crate) fn type_name(value: &Bound<'_, PyAny>) -> String {
     value.get_type().name().map_or_else(|_| "object".into(), |name| name.to_string())
 }
 

@@ -1,10 +1,13 @@
 //! `PageTable` for Python.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
+use paged_core::Error;
 use pyo3::prelude::*;
+use pyo3::types::{PyList, PySequence};
 
-use crate::buffer::{count, optional_count, page_ids};
+use crate::buffer::{count, optional_count, page_ids, type_name};
 use crate::errors::CoreResult;
 use crate::pool::PagePool;
 
@@ -90,6 +93,24 @@ impl PageTable {
         Ok(Append(self.lock().append(count("num_tokens", num_tokens)?)?))
     }
 
+    /// `pages_needed` of many tables of one pool.
+    #[staticmethod]
+    fn pages_needed_by(tables: &Bound<'_, PyAny>, num_tokens: &Bound<'_, PyAny>) -> CoreResult<usize> {
+        let tables = table_refs(tables)?;
+        Ok(paged_core::pages_needed_by(&lock_all(&tables)?, count("num_tokens", num_tokens)?)?)
+    }
+
+    /// `append` to many tables of one pool.
+    #[staticmethod]
+    fn append_all(
+        tables: &Bound<'_, PyAny>,
+        num_tokens: &Bound<'_, PyAny>,
+    ) -> CoreResult<Vec<(usize, Append)>> {
+        let tables = table_refs(tables)?;
+        let changed = paged_core::append_all(&mut lock_all(&tables)?, count("num_tokens", num_tokens)?)?;
+        Ok(changed.into_iter().map(|(index, append)| (index, Append(append))).collect())
+    }
+
     fn fork(&self) -> CoreResult<Self> {
         Ok(Self(Mutex::new(self.lock().fork()?)))
     }
@@ -114,6 +135,60 @@ impl PageTable {
         let table = self.lock();
         format!("PageTable(num_tokens={}, num_pages={})", table.num_tokens(), table.pages().len())
     }
+}
+
+fn table_refs<'py>(tables: &Bound<'py, PyAny>) -> CoreResult<Vec<Bound<'py, PageTable>>> {
+    let wrong =
+        |found| Error::invalid_type("tables", format!("expected a sequence of PageTable, got {found}"));
+    let list = match tables.cast::<PyList>() {
+        Ok(list) => list.clone(),
+        Err(_) => {
+            let sequence = tables.cast::<PySequence>().map_err(|_| wrong(type_name(tables)))?;
+            sequence.to_list().map_err(|_| wrong(type_name(tables)))?
+        }
+    };
+    let mut refs = Vec::with_capacity(list.len());
+    for item in list.iter() {
+        refs.push(item.cast_into::<PageTable>().map_err(|error| wrong(type_name(&error.into_inner())))?);
+    }
+    Ok(refs)
+}
+
+/// Locks every table; guards in the order given.
+///
+/// In any order as long as none is taken, as no call holds a lock for long; else by address, so that two batches never wait
+/// for each other.
+fn lock_all<'a>(
+    tables: &'a [Bound<'_, PageTable>],
+) -> CoreResult<Vec<MutexGuard<'a, paged_core::PageTable>>> {
+    let mut guards = Vec::with_capacity(tables.len());
+    for table in tables {
+        match table.get().0.try_lock() {
+            Ok(guard) => guards.push(guard),
+            Err(TryLockError::Poisoned(poisoned)) => guards.push(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {
+                drop(guards);
+                return lock_by_address(tables);
+            }
+        }
+    }
+    Ok(guards)
+}
+
+fn lock_by_address<'a>(
+    tables: &'a [Bound<'_, PageTable>],
+) -> CoreResult<Vec<MutexGuard<'a, paged_core::PageTable>>> {
+    let mut order: Vec<(*const PageTable, usize)> =
+        tables.iter().enumerate().map(|(index, table)| (ptr::from_ref(table.get()), index)).collect();
+    order.sort_unstable();
+    if let Some(pair) = order.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        let (first, second) = (pair[0].1, pair[1].1);
+        return Err(Error::invalid("tables", format!("tables {first} and {second} are the same")).into());
+    }
+    let mut guards: Vec<(usize, MutexGuard<'a, paged_core::PageTable>)> =
+        order.into_iter().map(|(_, index)| (index, tables[index].get().lock())).collect();
+    guards.sort_unstable_by_key(|&(index, _)| index);
+    Ok(guards.into_iter().map(|(_, guard)| guard).collect())
 }
 
 /// What an append took from the pool.

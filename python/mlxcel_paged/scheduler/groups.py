@@ -88,11 +88,11 @@ class PagedGroups:
 
     def pages_needed(self, sequences: Iterable[Sequence], num_tokens: int) -> list[int]:
         """Fresh pages per group that appending `num_tokens` tokens to each sequence takes."""
-        needed = [0] * len(self.groups)
-        for sequence in sequences:
-            for index, table in enumerate(sequence.tables):
-                needed[index] += table.pages_needed(num_tokens)
-        return needed
+        sequences = tuple(sequences)
+        return [
+            PageTable.pages_needed_by([sequence.tables[index] for sequence in sequences], num_tokens)
+            for index in range(len(self.groups))
+        ]
 
     def book(self, prefilling: Iterable[Sequence]) -> None:
         """Notes for other threads how many pages are held at most, and how many `prefilling` prompts still need."""
@@ -129,6 +129,16 @@ class PagedGroups:
             short = max(count - group.pool.num_free for count, group in zip(needed, self.groups, strict=True))
             if short > 0:
                 self.prefix_cache.evict(short)
+
+    def make_room_for_rows(self, rows: list[Sequence]) -> bool:
+        """Has the prefix cache give up what a token of every row takes; False, and nothing happens, if it does not fit."""
+        # A token takes one page at most, so rows need not be asked while that many are free.
+        if any(group.pool.num_free < len(rows) for group in self.groups):
+            needed = self.pages_needed(rows, 1)
+            if not self.fits(needed):
+                return False
+            self.make_room(needed)
+        return True
 
     def max_append(self, sequence: Sequence, num_tokens: int) -> int:
         """Tokens, `num_tokens` at most, that can be appended with the pages that are free."""
@@ -169,24 +179,23 @@ class PagedGroups:
             append = table.append(num_tokens)
             step.copies.extend(PageCopy(index, src, dst) for src, dst in append.copies)
 
-    def advance(self, rows: Iterable[Sequence], newcomers: Iterable[Sequence], step: Step) -> None:
+    def advance(self, rows: list[Sequence], newcomers: Iterable[Sequence], step: Step) -> None:
         """Gives each row of the decode batch room for one token.
 
         `rows` hold slots already and only grow; `newcomers` get slots behind them, in the order given.
 
         Raises:
-            OutOfPagesError: a page is not free; ask `pages_needed` and `make_room` first.
+            OutOfPagesError: a page is not free; ask `make_room_for_rows` first.
         """
         edit = self.plan_log.edit
-        for sequence in rows:
-            for index, table in enumerate(sequence.tables):
-                append = table.append(1)
-                if not append.copies and not append.new_pages:
-                    continue
-                plan, slot = self.groups[index].plan, sequence.slots[index]
+        for index, group in enumerate(self.groups):
+            plan = group.plan
+            tables = [sequence.tables[index] for sequence in rows]
+            for row, append in PageTable.append_all(tables, 1):
+                slot = rows[row].slots[index]
                 for src, dst in append.copies:
                     step.copies.append(PageCopy(index, src, dst))
-                    change = partial(plan.replace_page, slot, table.num_pages - 1, dst)
+                    change = partial(plan.replace_page, slot, tables[row].num_pages - 1, dst)
                     edit(PlanCause.COPY_ON_WRITE, index, plan, slot, change)
                 for page in append.new_pages:
                     edit(PlanCause.PAGE_CROSSING, index, plan, slot, partial(plan.append_page, slot, page))
@@ -223,7 +232,7 @@ class PagedGroups:
         for sequence in prefilling:
             self.retire_head(sequence, in_flight)
         for sequence in rows:
-            if any(self.pages_needed((sequence,), 1)):
+            if any(table.pages_needed(1) for table in sequence.tables):
                 self.retire_head(sequence, in_flight)
 
     def retire_head(self, sequence: Sequence, in_flight: Step | None) -> None:

@@ -313,9 +313,7 @@ class Scheduler:
         self.groups.retire_heads(self._prefilling, self._decoding, self._in_flight.newest)
         while True:
             newcomers = [sequence for sequence in self._prefilling if sequence.num_prefill_tokens == 0]
-            needed = self.groups.pages_needed((*self._decoding, *newcomers), 1)
-            if self.groups.fits(needed):
-                self.groups.make_room(needed)
+            if self.groups.make_room_for_rows(self._decoding + newcomers):
                 break
             if self._in_flight:
                 return False

@@ -54,8 +54,16 @@ impl PageTable {
         Ok(Append { new_pages: fresh, copies })
     }
 
+    /// True if the last page has room for `num_tokens` tokens and no other holder: what most rows of most steps are asked, so
+    /// it does without divisions.
+    pub(super) fn takes_nothing(&self, num_tokens: usize) -> Result<bool> {
+        let Some(&last) = self.pages.last() else { return Ok(num_tokens == 0) };
+        let room = self.pages.len() * self.page_size() - self.num_held_tokens();
+        Ok(num_tokens <= room && self.num_tokens + room <= MAX_INDEX && !self.pool.is_shared(last)?)
+    }
+
     /// Pages that hold the held tokens and `num_tokens` more.
-    fn grown_pages(&self, num_tokens: usize) -> Result<usize> {
+    pub(super) fn grown_pages(&self, num_tokens: usize) -> Result<usize> {
         match self.num_tokens.checked_add(num_tokens) {
             Some(total) if total <= MAX_INDEX => {
                 Ok(self.geometry.pages_for(total - self.head_page * self.geometry.page_size()))
@@ -67,7 +75,7 @@ impl PageTable {
         }
     }
 
-    fn writes_shared_page(&self, num_tokens: usize) -> Result<bool> {
+    pub(super) fn writes_shared_page(&self, num_tokens: usize) -> Result<bool> {
         match self.pages.last() {
             Some(&last) if num_tokens > 0 && self.last_page_len() < self.page_size() => {
                 self.pool.is_shared(last)

@@ -10,6 +10,7 @@
 //! ```
 
 mod append;
+mod batch;
 mod window;
 
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use crate::geometry::{MAX_INDEX, PageGeometry, check_count};
 use crate::ids::PageId;
 use crate::pool::PagePool;
 pub use append::Append;
+pub use batch::{append_all, pages_needed_by};
 
 /// The pages of one sequence in one KV group.
 ///

@@ -1,0 +1,102 @@
+//! Growth of many tables of one pool in one call: a decode step gives every row room for its token, or none.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use super::{Append, PageTable};
+use crate::error::{Error, Result};
+use crate::ids::PageId;
+
+/// What one table takes from the pool.
+struct Growth {
+    index: usize,
+    num_new_pages: usize,
+    /// The shared last page that is to be copied.
+    source: Option<PageId>,
+}
+
+/// Fresh pages that [`append_all`] would take for these tables.
+///
+/// Less than the tables need one by one if they share a last page: the last of its holders writes it in place.
+///
+/// # Errors
+/// `InvalidArgument` as for [`append_all`].
+pub fn pages_needed_by<T: Deref<Target = PageTable>>(tables: &[T], num_tokens: usize) -> Result<usize> {
+    Ok(num_pages(&growths(tables, num_tokens)?))
+}
+
+/// Makes room for `num_tokens` tokens in each of the tables, which share one pool, as [`PageTable::append`] does in turn.
+///
+/// Returns the tables that got pages or copies, by index in `tables`, ascending.
+///
+/// # Errors
+/// `OutOfPages`; `InvalidArgument` for tables of different pools, or if a sequence would exceed 2^31 - 1 tokens; `Corrupt` if
+/// a table's pages were released behind its back. Every table is unchanged then.
+pub fn append_all<T: DerefMut<Target = PageTable>>(
+    tables: &mut [T],
+    num_tokens: usize,
+) -> Result<Vec<(usize, Append)>> {
+    let growths = growths(tables, num_tokens)?;
+    let mut fresh = Vec::new();
+    if let Some(first) = tables.first()
+        && !growths.is_empty()
+    {
+        fresh = first.pool.acquire(num_pages(&growths))?;
+        let sources: Vec<PageId> = growths.iter().filter_map(|growth| growth.source).collect();
+        if let Err(error) = first.pool.release(&sources) {
+            first.pool.release(&fresh)?;
+            return Err(error);
+        }
+    }
+    let mut fresh = fresh.into_iter();
+    let mut changed = Vec::with_capacity(growths.len());
+    for growth in growths {
+        let table = &mut *tables[growth.index];
+        let mut append = Append::default();
+        if let Some(source) = growth.source
+            && let Some(last) = table.pages.last_mut()
+            && let Some(target) = fresh.next()
+        {
+            *last = target;
+            append.copies.push((source, target));
+        }
+        append.new_pages.extend(fresh.by_ref().take(growth.num_new_pages));
+        table.pages.extend_from_slice(&append.new_pages);
+        changed.push((growth.index, append));
+    }
+    for table in tables {
+        table.num_tokens += num_tokens;
+    }
+    Ok(changed)
+}
+
+fn num_pages(growths: &[Growth]) -> usize {
+    growths.iter().map(|growth| growth.num_new_pages + usize::from(growth.source.is_some())).sum()
+}
+
+/// The tables that need pages, in order.
+fn growths<T: Deref<Target = PageTable>>(tables: &[T], num_tokens: usize) -> Result<Vec<Growth>> {
+    let mut growths: Vec<Growth> = Vec::new();
+    let Some(first) = tables.first() else { return Ok(growths) };
+    for (index, table) in tables.iter().enumerate() {
+        if !Arc::ptr_eq(&table.pool, &first.pool) {
+            return Err(Error::invalid("tables", format!("table {index} is of another pool than table 0")));
+        }
+        if table.takes_nothing(num_tokens)? {
+            continue;
+        }
+        let num_new_pages = table.grown_pages(num_tokens)? - table.pages.len();
+        let mut source = None;
+        if let Some(&last) = table.pages.last()
+            && table.writes_shared_page(num_tokens)?
+        {
+            // Tables before this one have let go of the page by its turn.
+            let gone = growths.iter().filter(|growth| growth.source == Some(last)).count();
+            source = (table.pool.refcount(last)? as usize > gone + 1).then_some(last);
+        }
+        if num_new_pages > 0 || source.is_some() {
+            growths.push(Growth { index, num_new_pages, source });
+        }
+    }
+    Ok(growths)
+}
