@@ -18,6 +18,7 @@ __all__ = [
     "CorruptionError",
     "Csr",
     "DecodePlan",
+    "DeviceMirror",
     "InvalidArgumentError",
     "InvalidPlanError",
     "InvalidTypeError",

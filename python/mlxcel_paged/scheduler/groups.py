@@ -131,8 +131,10 @@ class PagedGroups:
                 self.prefix_cache.evict(short)
 
     def make_room_for_rows(self, rows: list[Sequence]) -> bool:
-        """Has the prefix cache give up what a token of every row takes; False, and nothing happens, if it does not fit."""
-        # A token takes one page at most, so rows need not be asked while that many are free.
+        """Has the prefix cache give up what a token of each row takes; False and no change if it is too much.
+
+        A row takes one page at most, so rows are asked only if fewer are free.
+        """
         if any(group.pool.num_free < len(rows) for group in self.groups):
             needed = self.pages_needed(rows, 1)
             if not self.fits(needed):
