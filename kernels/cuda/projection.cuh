@@ -11,7 +11,6 @@ constexpr int kProjectionThreads = 32 * kProjectionWarps;
 constexpr int kProjectionFeatures = 16;  // of one tensor-core tile
 constexpr int kProjectionRows = 8;       // of one tensor-core tile
 constexpr int kProjectionChunk = 64;     // inner elements that a warp takes at once: a cache line of every feature
-constexpr int kProjectionDepth = 2;      // chunks in flight a warp, all feature tiles together
 
 using ProjectionSums = float[kProjectionFeatures * kProjectionRows];  // of one pair of tiles and one warp
 
@@ -28,7 +27,7 @@ __device__ __forceinline__ void project(const u16* x, const u16* w, u16* y, int 
   int first_feature = blockIdx.x * (kProjectionFeatures * kFeatureTiles);
   float sum[kFeatureTiles][kRowTiles][4] = {};
 
-  constexpr int kDepth = kProjectionDepth / kFeatureTiles;
+  constexpr int kDepth = 4 / (kFeatureTiles * kRowTiles);  // chunks in flight a warp
   const u16* my_w = w + static_cast<i64>(first_feature + group) * num_inner + member * 8;
   const u16* my_x = x + static_cast<i64>(group) * num_inner + member * 8;
   int num_chunks = num_inner / kProjectionChunk;

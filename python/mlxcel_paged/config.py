@@ -39,7 +39,7 @@ class EngineConfig:
         prefix_cache: Keep full pages of prompts and answers for later prompts that start alike; they are given up
             before anybody waits for pages.
         dtype: Dtype of weights and pages; None takes float32 on the CPU and the model's own elsewhere.
-        keep_quantized: Keep quantized weights on the CPU instead of dequantizing them at load.
+        keep_quantized: Keep quantized weights instead of dequantizing them at load; None keeps them on a GPU.
         arm: `fused` and `gather` pin the attention path; `auto` follows the dispatch policy.
 
     Raises:
@@ -58,7 +58,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     prefix_cache: bool = True
     dtype: DType | None = None
-    keep_quantized: bool = False
+    keep_quantized: bool | None = None
     arm: Arm = "auto"
 
     def __post_init__(self) -> None:

@@ -27,7 +27,15 @@ PROMPTS = [f"{'Here is a story. ' * (7 * index)}Once upon a time, {subject}" for
 
 def tokens(arm: str, num_tokens: int, *, parallel: int = 8, page_size: int = 16) -> list[list[int]]:
     engine = Engine(
-        EngineConfig(device="gpu", dtype="float16", arm=arm, max_context=2048, parallel=parallel, page_size=page_size)
+        EngineConfig(
+            device="gpu",
+            dtype="float16",
+            keep_quantized=False,
+            arm=arm,
+            max_context=2048,
+            parallel=parallel,
+            page_size=page_size,
+        )
     )
     engine.start()
     engine.wait_until_ready(300)

@@ -209,8 +209,8 @@ def _serve_flags(arguments: argparse.Namespace, workloads: Sequence[Workload]) -
     flags = ["--model", arguments.model, "--device", arguments.device]
     if arguments.dtype is not None:
         flags += ["--dtype", arguments.dtype]
-    if arguments.keep_quantized:
-        flags.append("--keep-quantized")
+    if arguments.keep_quantized is not None:
+        flags.append("--keep-quantized" if arguments.keep_quantized else "--no-keep-quantized")
     bounds = [workload.clients for workload in workloads if workload.clients is not None]
     if bounds:
         flags += ["--parallel", str(max(bounds))]

@@ -31,8 +31,9 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--keep-quantized",
-        action="store_true",
-        help="keep quantized weights on the CPU; they are dequantized at load otherwise, which decodes faster",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="keep quantized weights instead of dequantizing them at load (default: on a GPU, not on the CPU)",
     )
 
 

@@ -55,7 +55,7 @@ def load_model(
     *,
     device: Literal["cpu", "gpu"],
     dtype: str | mx.Dtype | None = None,
-    keep_quantized: bool = False,
+    keep_quantized: bool | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
     """Loads the model that `spec` names and makes `device` MLX's default device.
@@ -65,8 +65,8 @@ def load_model(
             Hugging Face repository id (`owner/name`), which needs a reachable hub or a local copy in its cache.
         device: `cpu` or `gpu`.
         dtype: Dtype of weights and activations. None: float32 on the CPU, else the checkpoint's own.
-        keep_quantized: Keep quantized weights on the CPU, where MLX's quantized products are 10-60x slower. On a GPU
-            they are always kept.
+        keep_quantized: Keep quantized weights as they are. None: on a GPU, but not on the CPU, where MLX's quantized
+            products are 10-60x slower.
         trust_remote_code: Allow a checkpoint to run Python code of its own.
 
     Raises:
@@ -79,7 +79,7 @@ def load_model(
     chosen = _chosen_dtype(dtype)
     if chosen is None and device == "cpu":
         chosen = mx.float32
-    keep = keep_quantized or device == "gpu"
+    keep = device == "gpu" if keep_quantized is None else keep_quantized
     path = _local_path(spec)
     if path is not None and path.is_file():
         loaded = _load_gguf(path, "SmolLM2-135M-Instruct" if spec == EMBEDDED else path.stem, device, chosen, keep)

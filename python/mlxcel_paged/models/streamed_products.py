@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxcel_paged.kernels_cuda import source_dir
+from mlxcel_paged.kernels_cuda.jit_header import jit_header
 
 logger = logging.getLogger("mlxcel_paged")
 
@@ -27,8 +27,8 @@ _TILE_ROWS = 8
 _TILE_FEATURES = 16
 _INNER_MULTIPLE = 64
 
-# From here on two tiles of features a block are faster for up to 8 rows too: the vocabulary.
-_MANY_FEATURES = 1 << 16
+# From here on two tiles of features a block are faster: a third fewer reads of the rows, and blocks enough all the same.
+_MANY_FEATURES = 8192
 _ELEMENTS = {mx.float16: "F16", mx.bfloat16: "Bf16"}
 
 
@@ -55,9 +55,7 @@ def streamed_product(x: mx.array, weight: mx.array) -> mx.array:
         weight: `[features, inner]`.
     """
     num_rows, num_features = x.shape[0], weight.shape[0]
-    has_two_tiles = num_features % (2 * _TILE_FEATURES) == 0 and (
-        num_features >= _MANY_FEATURES or (num_rows > _TILE_ROWS and num_features >= 2 * 2048)
-    )
+    has_two_tiles = num_features >= _MANY_FEATURES and num_features % (2 * _TILE_FEATURES) == 0
     num_blocks = num_features // (_TILE_FEATURES * (2 if has_two_tiles else 1))
     outputs: list[mx.array] = _kernel(x.dtype, -(-num_rows // _TILE_ROWS))(
         inputs=[x, weight],
@@ -134,7 +132,7 @@ def _kernel(dtype: mx.Dtype, row_tiles: int) -> Any:
         name=f"mlxcel_projection_{element}_{row_tiles}",
         input_names=["x", "w"],
         output_names=["y"],
-        header=f'#include "{source_dir()}/projection.cuh"\n',
+        header=jit_header("projection.cuh", num_threads=_NUM_THREADS, min_blocks=2),
         # The text w_shape makes MLX pass the shape by value.
         source=f"""
   using mlxcel::u16;

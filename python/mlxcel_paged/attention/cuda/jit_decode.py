@@ -18,7 +18,8 @@ from typing import Any
 import mlx.core as mx
 
 from mlxcel_paged.attention.cuda.kernel import Kernel, Scalar, Shape
-from mlxcel_paged.kernels_cuda import KernelVariant, source_dir
+from mlxcel_paged.kernels_cuda import KernelVariant
+from mlxcel_paged.kernels_cuda.jit_header import jit_header
 
 logger = logging.getLogger("mlxcel_paged")
 
@@ -80,16 +81,18 @@ class JitDecodeKernel:
     def _compile(self, scalars: Sequence[Scalar], with_lse: bool, arguments: dict[str, Any]) -> CompiledKernel | None:
         """Makes the kernel and compiles it by a launch, whose outcome is that of the launch that follows it."""
         text = ", ".join(f"{value!r}f" if isinstance(value, float) else str(value) for value in scalars)
-        defines = "".join(f"#define {item.removeprefix('-D').replace('=', ' ')}\n" for item in self.variant.definitions)
         source = _BODY.format(lse="lse" if with_lse else "0", scalars=text)
         digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+        header = jit_header(
+            "paged_decode.cu", num_threads=self.variant.num_threads, min_blocks=1, definitions=self.variant.definitions
+        )
         started_at = time.perf_counter()
         make: Any = mx.fast.cuda_kernel
         kernel: CompiledKernel = make(
             name=f"{self.variant.name}_{digest}",
             input_names=list(_INPUT_NAMES),
             output_names=["lse", "out"] if with_lse else ["out"],
-            header=f'{defines}#include "{source_dir()}/paged_decode.cu"\n',
+            header=header,
             source=source,
             shared_memory=self.variant.shared_bytes,
             ensure_row_contiguous=True,
