@@ -27,7 +27,7 @@ _TILE_ROWS = 8
 _TILE_FEATURES = 16
 _INNER_MULTIPLE = 64
 
-# From here on two tiles of features a block are faster: a third fewer reads of the rows, and blocks enough all the same.
+# From here on two tiles of features a block are faster: fewer reads of the rows, and blocks enough all the same.
 _MANY_FEATURES = 8192
 _ELEMENTS = {mx.float16: "F16", mx.bfloat16: "Bf16"}
 
