@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         help="pages of this origin, or * for any, may read answers; may be repeated (default: none)",
     )
-    group.add_argument("--debug-endpoints", action="store_true", help="serve /v1/debug/plan")
+    group.add_argument("--debug-endpoints", action="store_true", help="serve /v1/debug/plan and /v1/debug/state")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -43,7 +43,7 @@ def choose_storage(config: EngineConfig, *, cannot_page: str | None, cannot_batc
         return StorageChoice("dense", dense_batch, f"asked for{dense_note}")
     if config.decode_storage == "paged":
         if cannot_page is not None:
-            raise UnsupportedModelError(f"{cannot_page} (hint: use dense storage)")
+            raise UnsupportedModelError(f"{cannot_page} (hint: --decode-storage dense)")
         return StorageChoice("paged", config.max_batch, "asked for")
     if cannot_page is not None:
         return StorageChoice("dense", dense_batch, f"{cannot_page}{dense_note}")

@@ -94,7 +94,8 @@ def _use_device(device: Literal["cpu", "gpu"]) -> None:
     try:
         mx.set_default_device(mx.cpu if device == "cpu" else mx.gpu)
     except ValueError as error:
-        raise BackendUnavailableError(f"MLX as installed has no {device} backend: {error}") from error
+        hint = "--device cpu, or another build of MLX" if device == "gpu" else "--device gpu"
+        raise BackendUnavailableError(f"MLX as installed has no {device} backend: {error} (hint: {hint})") from error
 
 
 def _chosen_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
