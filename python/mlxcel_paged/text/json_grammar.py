@@ -93,7 +93,11 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         _require_no_options(schema)
-        return self._compiled(LLMatcher.grammar_from_json_schema(dict(schema), overrides=dict(_JSON_OPTIONS)))  # type: ignore[arg-type]
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(dict(schema), overrides=dict(_JSON_OPTIONS))  # type: ignore[arg-type]
+        except ValueError as error:  # an integer beyond 64 bits
+            raise GrammarSyntaxError(f"the schema cannot be used: {str(error)[:300]}") from None
+        return self._compiled(grammar)
 
     def from_tool_calls(self, tools: Sequence[tuple[str, Mapping[str, Any]]], *, several: bool) -> CompiledGrammar:
         """A grammar of calls of functions, one a line: {"name": NAME, "arguments": ARGUMENTS}.
@@ -128,6 +132,10 @@ class GrammarCompiler:
         if matcher.is_error():
             raise GrammarSyntaxError(f"the schema cannot be used: {matcher.get_error()[:300]}")
         compiled = CompiledGrammar(matcher, -(-self._tokens().vocab_size // 32))
+        try:
+            compiled.new_matcher().allowed()
+        except GrammarError:  # {"$ref": "#"} compiles, and matches nothing
+            raise GrammarSyntaxError("the schema cannot be used: no answer can begin to match it") from None
         self._kept[grammar] = compiled
         if len(self._kept) > _MAX_KEPT_GRAMMARS:
             self._kept.popitem(last=False)
