@@ -25,6 +25,7 @@ from mlxcel_paged.request import SamplingParams
 
 # Below this the distribution is the maximum alone in f32; smaller values would only overflow.
 _MIN_TEMPERATURE = 1e-5
+_MAX_TOP_K = 1 << 31  # more than any vocabulary has; an integer of a request may be too large for a float
 _NUM_CANDIDATES = 1024
 _BLOCK = 128
 _ALMOST_ONE = 1.0 - 2.0**-22
@@ -155,6 +156,6 @@ def _parameters(row: SampleRow) -> tuple[float, float, float, float, float]:
         1.0 / max(float(sampling.temperature), _MIN_TEMPERATURE),
         float(sampling.top_p) if sampling.top_p < 1.0 else math.inf,
         math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf,
-        float(sampling.top_k) if sampling.top_k else math.inf,
+        float(min(sampling.top_k, _MAX_TOP_K)) if sampling.top_k else math.inf,
         uniform(row.seed, row.sample_index),
     )

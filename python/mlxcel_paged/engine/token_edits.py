@@ -20,6 +20,9 @@ from mlxcel_paged.request import SamplingParams
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]
 
+# A logit divided by less would leave f32, and a row whose largest logit is not finite fails the whole step.
+_MIN_REPETITION = 1e-30
+
 
 class Edits(NamedTuple):
     """Parallel arrays over the touched tokens of one row."""
@@ -51,10 +54,12 @@ class TokenEdits:
         self._is_seen: NDArray[np.bool_] = np.zeros(64, dtype=np.bool_)
         self._counts: Floats = np.zeros(64, dtype=np.float32)
         for token_id, bias in sampling.logit_bias:
-            self._bias[self._place(token_id)] = bias
+            place = self._place(token_id)  # before the array is looked up: it may be replaced by a longer one
+            self._bias[place] = bias
         if sampling.repetition_penalty != 1.0:
             for token_id in set(prompt_token_ids):
-                self._is_seen[self._place(token_id)] = True
+                place = self._place(token_id)
+                self._is_seen[place] = True
 
     def consume(self, token_ids: Seq[int]) -> None:
         """Takes note of further output tokens."""
@@ -70,7 +75,8 @@ class TokenEdits:
         sampling = self._sampling
         used = slice(self._num_edits)
         counts = self._counts[used]
-        repetition = np.where(self._is_seen[used], np.float32(sampling.repetition_penalty), np.float32(1.0))
+        factor = min(max(sampling.repetition_penalty, _MIN_REPETITION), 1.0 / _MIN_REPETITION)
+        repetition = np.where(self._is_seen[used], np.float32(factor), np.float32(1.0))
         penalty = np.float32(sampling.frequency_penalty) * counts
         penalty += np.float32(sampling.presence_penalty) * (counts > 0.0)
         return Edits(self._token_ids[used], self._bias[used], repetition, penalty)
