@@ -42,5 +42,5 @@ def test_a_model_that_cannot_be_batched_runs_one_sequence_at_a_time() -> None:
 def test_what_was_asked_for_is_done_or_refused() -> None:
     assert choose(decode_storage="dense").storage == "dense"
     assert choose(decode_storage="paged", parallel=1).storage == "paged"
-    with pytest.raises(UnsupportedModelError, match="layer 3.*--decode-storage dense"):
+    with pytest.raises(UnsupportedModelError, match=r"layer 3.*--decode-storage dense"):
         choose(NO_PAGES, decode_storage="paged")
