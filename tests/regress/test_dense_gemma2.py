@@ -19,6 +19,6 @@ _Gemma2.__module__ = "mlx_lm.models.gemma2"
 
 
 def test_dense_storage_of_gemma2_decodes_one_sequence_at_a_time() -> None:
-    choice = storage_for_model(EngineConfig(decode_storage="dense", parallel=4), _Gemma2())
+    choice = storage_for_model(EngineConfig(decode_storage="dense", parallel=4), _Gemma2(), on_cpu=True)
     assert choice.max_batch == 1
     assert "gemma2" in choice.reason

@@ -13,8 +13,23 @@ import mlx.core as mx
 import numpy as np
 
 from mlxcel_paged import _core
+from mlxcel_paged.kvcache.layout import KVLayout
+
+# What the core's vector code writes.
+_CPU_HEAD_DIM_MULTIPLE, _CPU_MAX_HEAD_DIM = 16, 512
 
 Array = np.ndarray[Any, Any]
+
+
+def why_not_written_on_cpu(layout: KVLayout) -> str | None:
+    """Why the core cannot write the tokens of some layer on the CPU; None if it can."""
+    for group in layout.groups:
+        if group.head_dim % _CPU_HEAD_DIM_MULTIPLE or group.head_dim > _CPU_MAX_HEAD_DIM:
+            return (
+                f"layer {group.layer_ids[0]} has head dim {group.head_dim}, and pages on the CPU take multiples of "
+                f"{_CPU_HEAD_DIM_MULTIPLE} up to {_CPU_MAX_HEAD_DIM}"
+            )
+    return None
 
 
 def write_decode(

@@ -84,7 +84,7 @@ def _model(config: EngineConfig, problems: list[str]) -> dict[str, Any]:
             "dtype": str(loaded.dtype),
             "max_context": max_context_of(config, loaded),
         }
-        storage = storage_for_model(config, loaded.model)
+        storage = storage_for_model(config, loaded.model, on_cpu=loaded.device == "cpu")
         report |= {"storage": storage.storage, "storage_reason": storage.reason, "max_batch": storage.max_batch}
         if storage.storage == "paged":
             layout = kv_layout(loaded.model)

@@ -58,8 +58,8 @@ def choose_device(config: EngineConfig) -> Literal["cpu", "gpu"]:
 def build_core_over(config: EngineConfig, loaded: LoadedModel) -> EngineCore:
     """As `build_core`, over a model that is loaded."""
     max_context = max_context_of(config, loaded)
-    storage = storage_for_model(config, loaded.model)
     on_cpu = loaded.device == "cpu"
+    storage = storage_for_model(config, loaded.model, on_cpu=on_cpu)
     tokens = DecodeTokens(mx, on_cpu=on_cpu)
     runner: Runner
     memory: MemoryPlan | None = None

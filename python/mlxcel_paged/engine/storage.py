@@ -52,18 +52,26 @@ def choose_storage(config: EngineConfig, *, cannot_page: str | None, cannot_batc
     return StorageChoice("paged", config.max_batch, "several sequences are batched and every attention layer is paged")
 
 
-def storage_for_model(config: EngineConfig, model: object) -> StorageChoice:
+def storage_for_model(config: EngineConfig, model: object, *, on_cpu: bool) -> StorageChoice:
     """Chooses for a loaded mlx-lm model. Runs on the thread that owns MLX.
+
+    Args:
+        config: what was asked for.
+        model: the model.
+        on_cpu: whether it runs on the CPU, whose page writes take certain head dims alone.
 
     Raises:
         UnsupportedModelError: paged storage was asked for and the model cannot have it.
     """
+    from mlxcel_paged.attention.page_write import why_not_written_on_cpu
     from mlxcel_paged.models.dense_model import why_one_sequence
     from mlxcel_paged.models.kv_groups import kv_layout
 
     cannot_page = None
     try:
-        kv_layout(model)
+        layout = kv_layout(model)
+        if on_cpu:
+            cannot_page = why_not_written_on_cpu(layout)
     except UnsupportedModelError as error:
         cannot_page = str(error)
     return choose_storage(config, cannot_page=cannot_page, cannot_batch=why_one_sequence(model))
