@@ -20,10 +20,15 @@ async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
     """The JSON object in the body of a request.
 
     Raises:
-        ApiError: 413 for a body larger than `max_bytes`, 415 for a compressed one, 400 for anything but an object
-            (malformed, not UTF-8, NaN or Infinity, a key given twice, nested too deeply).
+        ApiError: 413 for a body larger than `max_bytes`, 415 for a compressed one, 400 for one whose end is told in two
+            ways and for anything but an object (malformed, not UTF-8, NaN or Infinity, a key given twice, nested too
+            deeply).
         starlette.requests.ClientDisconnect: the client left while it was sending.
     """
+    if "content-length" in request.headers and "transfer-encoding" in request.headers:
+        # A proxy that goes by the length would take the rest of the body for the next request (RFC 9112, 6.1).
+        message = "the request has both a Content-Length and a Transfer-Encoding"
+        raise ApiError(400, "invalid_http", message, headers=_CLOSE)
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise ApiError(415, "unsupported_encoding", f"the body must not be compressed: {encoding}", headers=_CLOSE)
