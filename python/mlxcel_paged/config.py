@@ -16,8 +16,8 @@ MAX_PARALLEL = 1024
 CPU_PREFILL_CHUNK = 512
 GPU_PREFILL_CHUNK = 2048
 CPU_BATCHED_PROMPT_TOKENS = 64
-"""Prompt tokens in a step beside running sequences on the CPU: they wait a fifth as long as with 512, the prompt half as
-long again (ADR 0007)."""
+"""Prompt tokens in a step beside running sequences on the CPU: against 512 these wait a fifth as long, and the prompt
+half as long again (ADR 0007)."""
 
 
 @dataclass(frozen=True, slots=True)
