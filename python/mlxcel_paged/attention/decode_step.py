@@ -113,7 +113,7 @@ class DecodeStep:
         if path.is_fused:
             cuda = self._cuda[group]
             if cuda is not None:
-                self._last_output, _ = cuda.decode(
+                self._last_output = cuda.decode(
                     handle,
                     queries,
                     pools.view_k(layer),

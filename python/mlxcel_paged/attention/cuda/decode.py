@@ -33,7 +33,6 @@ class CudaDecode:
         page_size: Tokens in a page, a power of two.
         dtype: Dtype of queries and pools.
         kernels: The GPU's kernels.
-        layout: Of the pools, `NHD` or `HND`.
     """
 
     def __init__(
@@ -43,12 +42,11 @@ class CudaDecode:
         page_size: int,
         dtype: mx.Dtype,
         kernels: CudaKernels,
-        layout: str = LAYOUT,
     ) -> None:
         self.device_plan = DevicePlan(plan, kernels.num_workers(group.num_kv_heads), kernels.plan_step())
         self._launch = DecodeLaunch(plan, self.device_plan, dtype, kernels)
         self._strides = PoolStrides.dense(
-            layout, num_kv_heads=group.num_kv_heads, page_size=page_size, head_dim=group.head_dim
+            LAYOUT, num_kv_heads=group.num_kv_heads, page_size=page_size, head_dim=group.head_dim
         )
         self._sinks: dict[int, tuple[mx.array, mx.array]] = {}
 
@@ -62,17 +60,15 @@ class CudaDecode:
         scale: float,
         sinks: mx.array | None,
         logits_soft_cap: float,
-        return_lse: bool = False,
-    ) -> tuple[mx.array, mx.array | None]:
-        """Adds one launch; `queries` and the result are `[num_rows, num_qo_heads, 1, head_dim]`, the LSE
-        `[num_rows, num_qo_heads]` float32.
+    ) -> mx.array:
+        """Adds one launch; `queries` and the result are `[num_rows, num_qo_heads, 1, head_dim]`.
 
         The handle's new tokens are written by the same launch unless an earlier one on it has done so.
 
         Args:
             k_view, v_view: Views that begin where the layer's pools do.
         """
-        outputs = self._launch(
+        out, _ = self._launch(
             queries,
             handle.k_new,
             handle.v_new,
@@ -83,10 +79,10 @@ class CudaDecode:
             scale=scale,
             sinks=None if sinks is None else self._float_sinks(handle.layer, sinks),
             logits_soft_cap=logits_soft_cap,
-            return_lse=return_lse,
+            return_lse=False,
         )
         handle.is_written = True
-        return outputs
+        return out
 
     def _float_sinks(self, layer: int, sinks: mx.array) -> mx.array:
         """The layer's sinks in float32, converted once: they are weights."""

@@ -54,11 +54,6 @@ class DevicePlan:
         state.reshape(2, mirror.num_slots)[:, slots] += 1
         self._place(mx.array(table), mx.array(state))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the device."""
-        return int(self.table.nbytes + self.state.nbytes)
-
     def step(self, num_rows: int, after: mx.array) -> mx.array:
         """Moves the device to the plan as it is now; cheapest once after each `DecodePlan.advance`.
 

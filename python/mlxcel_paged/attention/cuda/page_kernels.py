@@ -13,6 +13,7 @@ from functools import cache
 import mlx.core as mx
 
 from mlxcel_paged import env
+from mlxcel_paged.attention.cuda.kernel import MlxKernel
 from mlxcel_paged.kernels_cuda.cubin_cache import cached_cubin
 from mlxcel_paged.kernels_cuda.page_kernel import PageKernel, PageOperation
 
@@ -49,19 +50,8 @@ Launch = Callable[[PageLaunch], list[mx.array]]
 
 def launch_through_mlx(launch: PageLaunch) -> list[mx.array]:
     """Adds the launch to MLX's graph. Inputs that are not row-contiguous are copied."""
-    num_blocks, num_heads = launch.grid
-    arrays: list[mx.array] = mx.fast.precompiled_cuda_kernel(
-        name=launch.kernel.entry_point,
-        compiled_source=_cubin(launch.kernel),
-        inputs=list(launch.inputs),
-        output_shapes=[shape for shape, _ in launch.outputs],
-        output_dtypes=[dtype for _, dtype in launch.outputs],
-        scalars=list(launch.scalars),
-        grid=(num_blocks * NUM_THREADS, num_heads, 1),
-        threadgroup=(NUM_THREADS, 1, 1),
-        ensure_row_contiguous=True,
-    )
-    return arrays
+    shapes, dtypes = zip(*launch.outputs, strict=True)
+    return _mlx_kernel(launch.kernel)(launch.inputs, shapes, dtypes, launch.scalars, launch.grid)
 
 
 class CudaPageKernels:
@@ -152,6 +142,7 @@ def _pool_shape(kernel: PageKernel, view: mx.array) -> tuple[int, int, int, int]
 
 
 @cache
-def _cubin(kernel: PageKernel) -> bytes:
+def _mlx_kernel(kernel: PageKernel) -> MlxKernel:
     file_name = f"{kernel.operation}.cu"
-    return cached_cubin(file_name, kernel.name, kernel.architecture, kernel.definitions, cache_dir=env.cache_dir())
+    cubin = cached_cubin(file_name, kernel.name, kernel.architecture, kernel.definitions, cache_dir=env.cache_dir())
+    return MlxKernel(kernel.entry_point, cubin, NUM_THREADS, 0)
