@@ -9,8 +9,7 @@ import mlx.nn as nn
 
 from mlxcel_paged.errors import UnsupportedModelError
 from mlxcel_paged.kvcache.handle import KeyHandle
-from mlxcel_paged.kvcache.layer_cache import PagedLayerCache
-from mlxcel_paged.models import hook
+from mlxcel_paged.models.decode_trace import build_pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +57,10 @@ def probe_layers(model: nn.Module, num_caches: int) -> list[LayerShape]:
     Raises:
         UnsupportedModelError: The model bypasses the hook or needs something that pages cannot give.
     """
-    hook.install()
     prompt, decode = _ProbeStep(3), _ProbeStep(mx.array([3, 5], mx.int32))
     for step, tokens in ((prompt, mx.zeros((1, 2), mx.int32)), (decode, mx.zeros((2, 1), mx.int32))):
-        caches = [PagedLayerCache(layer, step) for layer in range(num_caches)]
         try:
-            model(tokens, cache=caches)
+            build_pass(model, num_caches, step, tokens)
         except UnsupportedModelError:
             raise
         except Exception as error:
