@@ -23,7 +23,6 @@ from mlxcel_paged.models.paged_rows import PagedRows
 from mlxcel_paged.models.self_check import TOLERANCES
 
 NUM_STEPS = 24
-EXPERTS = ("qwen3_moe", "gpt_oss", "mixtral")
 
 
 def pad(tokens: list[int], num_rows: int) -> list[int]:
@@ -68,10 +67,7 @@ def differences(family: str, dtype: mx.Dtype, arm: Any, *, page_size: int, lengt
 
 def check(family: str, dtype: mx.Dtype, *, page_size: int, lengths: list[int]) -> None:
     found = differences(family, dtype, "auto", page_size=page_size, lengths=lengths)
-    if family in EXPERTS:
-        # Where two experts tie, rounding decides which one a token gets: a jump in that row and the steps after it.
-        assert found[len(found) // 2] <= 1.5 * TOLERANCES[dtype], found
-    elif found[-1] > 1.5 * TOLERANCES[dtype]:
+    if found[-1] > 1.5 * TOLERANCES[dtype]:
         # Random weights make some families amplify rounding: not more than MLX's own attention over the same pages.
         assert found[-1] <= 1.5 * differences(family, dtype, "gather", page_size=page_size, lengths=lengths)[-1]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 
 from mlxcel_paged.models.loader import LoadedModel
 
@@ -124,6 +124,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_sliding": ("llama", {"layer_types": _SLIDING, "sliding_window": 24}),
 }
+# What queries and keys of a module are multiplied by. Without it scores are large enough that rounding in 16 bits shows
+# in logits almost as a wrong token does.
+_ATTENTION_GAIN = {"gpt_oss": 0.6, "mixtral": 0.6}
+# Feature 0 of a token's embedding in a model with experts, and how much routers heed it and the others.
+_MARK = 1.0
+_ROUTER_GAIN = 4.0
+_ROUTER_NOISE = 0.05
 
 
 def tiny_model(family: str, *, seed: int = 7, dtype: mx.Dtype = mx.float32) -> nn.Module:
@@ -135,10 +142,20 @@ def tiny_model(family: str, *, seed: int = 7, dtype: mx.Dtype = mx.float32) -> n
         config["text_config"] = {**BASE, **config["text_config"]}
     mx.random.seed(seed)
     model = module.Model(module.ModelArgs.from_dict(config))
-    model.update(tree_map(lambda value: _random_like(value).astype(dtype), model.parameters()))
+    model.update(tree_map(_random_like, model.parameters()))
+    _soften_attention(model, _ATTENTION_GAIN.get(name, 1.0))
+    _separate_experts(model)
+    model.set_dtype(dtype)
     model.eval()
     mx.eval(model.parameters())
     return model
+
+
+def router_of(layer: nn.Module) -> nn.Module | None:
+    """What chooses a token's experts, if the layer has experts."""
+    block = layer.get("mlp") or layer.get("block_sparse_moe")
+    router: nn.Module | None = block.get("router") or block.get("gate") if block is not None else None
+    return router
 
 
 def loaded_tiny(family: str, **options: Any) -> LoadedModel:
@@ -151,3 +168,40 @@ def loaded_tiny(family: str, **options: Any) -> LoadedModel:
 def _random_like(value: mx.array) -> mx.array:
     scale = 1.0 if value.ndim < 2 else 1.5 / value.shape[-1] ** 0.5
     return mx.random.normal(value.shape) * scale + (1.0 if value.ndim == 1 else 0.0)
+
+
+def _soften_attention(model: nn.Module, gain: float) -> None:
+    for layer in model.layers if gain != 1.0 else ():
+        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            projection.update(tree_map(lambda value: value * gain, projection.parameters()))
+
+
+def _separate_experts(model: nn.Module) -> None:
+    """Gives every token its experts by its id: even ones the first half, odd ones the second.
+
+    Between random experts some tokens come so close that rounding decides, and an expert exchanged is a jump of a third
+    of the largest logit. So feature 0 of the residual stream carries the token's sign through all layers, and routers
+    read it above all.
+    """
+    routers = [router_of(layer) for layer in model.layers]
+    if None in routers:
+        return
+    embedding = model.model.embed_tokens
+    embedding.weight[0::2, 0] = _MARK
+    embedding.weight[1::2, 0] = -_MARK
+    for layer, router in zip(model.layers, routers, strict=True):
+        for name, value in tree_flatten(layer.parameters()):
+            # What is added to the stream leaves feature 0 alone.
+            if name.endswith(("o_proj.weight", "o_proj.bias")):
+                value[0] = 0.0
+            elif name.endswith("down_proj.weight"):
+                value[:, 0, :] = 0.0
+            elif name.endswith("down_proj.bias"):
+                value[:, 0] = 0.0
+        layer.post_attention_layernorm.weight[0] = 1.0
+        half = router.weight.shape[0] // 2
+        router.weight *= _ROUTER_NOISE
+        router.weight[:half, 0] = _ROUTER_GAIN
+        router.weight[half:, 0] = -_ROUTER_GAIN
+        if "bias" in router:
+            router.bias *= _ROUTER_NOISE
