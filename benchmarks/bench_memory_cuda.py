@@ -18,10 +18,8 @@ the time until every sequence has its first token, and the rest.
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
 import json
-import os
 import random
 import subprocess
 import sys
@@ -29,7 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench_step_mlx import device_name, packages
+from pairs import flaws, write_run
 from step_cells import MEMORY_TARGETS, SHAPES, TARGET_SHAPE
 
 ARMS = ("mlx-lm", "ours")
@@ -239,11 +237,6 @@ def main() -> int:
     is_target = (options.shape, options.sequences, options.prompt_tokens) == (TARGET_SHAPE, 4, 16384)
     found = ratios(results, with_target=is_target)
     document = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
-        "device": device_name(),
-        "num_cores": os.cpu_count(),
-        "versions": packages(),
         "shape": options.shape,
         "sequences": options.sequences,
         "prompt_tokens": options.prompt_tokens,
@@ -252,9 +245,9 @@ def main() -> int:
         "ratio": found,
         "results": results,
     }
-    options.out.write_text(json.dumps(document, indent=1))
+    write_run(options.out, document)
     print(markdown(results, found))
-    return 1 if any("failed" in result or result["problems"] for result in results) else 0
+    return 1 if flaws(results) else 0
 
 
 if __name__ == "__main__":

@@ -16,19 +16,14 @@ deviation. Another prompt, position or page gives about 1.4; rounding in f16 sta
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_step_mlx import device_name, packages
+from pairs import Pairs, flaws, run_worker, write_run
 from step_cells import SHAPES, TARGET_SHAPE
 
 HERE = Path(__file__).parent
@@ -37,28 +32,16 @@ MAX_RATIO = 1.05  # ours over mlx-lm's
 MAX_DIFFERENCE = 0.1
 
 
-def run_worker(options: argparse.Namespace, arm: str, folder: Path, timeout: float) -> list[dict[str, Any]]:
-    """One process of one arm; what it measured before it ended, in whatever way."""
-    out = folder / f"{arm}.jsonl"
-    out.unlink(missing_ok=True)
-    command = [sys.executable, str(HERE / "prefill_worker.py"), "--arm", arm, "--out", str(out)]
-    for name in ("tokens", "shape", "device", "page_size", "chunk", "runs"):
-        command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    ended = ""
-    try:
-        done = subprocess.run(command, timeout=timeout, check=False, capture_output=True, text=True)
-        if done.stderr:
-            print(done.stderr[-3000:], file=sys.stderr, flush=True)
-        if done.returncode:
-            ended = f"the process ended with status {done.returncode}: {done.stderr[-300:]}"
-    except subprocess.TimeoutExpired:
-        ended = f"the process did not end within {timeout:.0f} s"
-    results = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    seen = {result["tokens"] for result in results}
-    if ended:
-        wanted = map(int, options.tokens.split(","))
-        results += [{"tokens": count, "arm": arm, "failed": ended} for count in wanted if count not in seen]
-    return results
+def run_arm(options: argparse.Namespace, arm: str, folder: Path, timeout_s: float) -> list[dict[str, Any]]:
+    return run_worker(
+        HERE / "prefill_worker.py",
+        {name: getattr(options, name) for name in ("tokens", "shape", "device", "page_size", "chunk", "runs")},
+        arm=arm,
+        out=folder / f"{arm}.jsonl",
+        timeout_s=timeout_s,
+        key="tokens",
+        wanted=map(int, options.tokens.split(",")),
+    )
 
 
 def compare_scores(folder: Path, arms: list[str], results: list[dict[str, Any]]) -> None:
@@ -124,11 +107,6 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 def write(options: argparse.Namespace, results: list[dict[str, Any]], note: str) -> dict[str, Any]:
     document = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
-        "device": device_name(),
-        "num_cores": os.cpu_count(),
-        "versions": packages(),
         "shape": options.shape,
         "page_size": options.page_size,
         "chunk": options.chunk,
@@ -137,33 +115,25 @@ def write(options: argparse.Namespace, results: list[dict[str, Any]], note: str)
         "rows": summarize(results),
         "results": results,
     }
-    options.out.write_text(json.dumps(document, indent=1))
-    return document
+    return write_run(options.out, document)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     arms = options.arms.split(",")
-    began, longest = time.monotonic(), 0.0
+    pairs = Pairs(options.pairs, options.time_limit_s)
     results: list[dict[str, Any]] = []
-    note = "complete"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for pair in range(options.pairs):
-            pair_began = time.monotonic()
-            if pair_began - began + longest > options.time_limit_s:
-                note = f"{pair} of {options.pairs} pairs: the time limit of {options.time_limit_s} s"
-                break
+        for pair in pairs:
             measured = []
             for arm in arms if pair % 2 == 0 else arms[::-1]:
-                left = options.time_limit_s - (time.monotonic() - began)
-                measured += run_worker(options, arm, folder, max(30.0, left))
+                measured += run_arm(options, arm, folder, pairs.worker_s())
                 shown = [f"{result['tokens']}: {result.get('ttft_ms', 'failed')} ms" for result in measured[-2:]]
                 print(f"pair {pair + 1} {arm:16}" + "  ".join(shown), flush=True)
             compare_scores(folder, arms, measured)
             results += [result | {"pair": pair} for result in measured]
-            write(options, results, note)
-            longest = max(longest, time.monotonic() - pair_began)
-    return write(options, results, note)
+            write(options, results, pairs.note)
+    return write(options, results, pairs.note)
 
 
 def main() -> int:
@@ -188,7 +158,7 @@ def main() -> int:
         parser.error("--pairs, --runs and --chunk must be at least 1")
     document = measure(options)
     print(markdown(document["rows"]))
-    failed = [result for result in document["results"] if "failed" in result or result["problems"]]
+    failed = flaws(document["results"])
     for result in failed:
         print(f"{result['arm']} {result['tokens']}: {result.get('failed') or result['problems']}", file=sys.stderr)
     return 1 if failed else 0

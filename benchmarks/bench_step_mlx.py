@@ -31,19 +31,16 @@ are not finite.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-import time
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import graph_counter
+from pairs import Pairs, flaws, run_worker, write_run
 from step_cells import ARMS, CELLS, SHAPES, TARGET_SHAPE, arm_environment
 from step_report import markdown, summarize
 
@@ -63,76 +60,35 @@ def preload_environment(folder: Path, wanted: bool) -> tuple[dict[str, str], str
     return environment, "on"
 
 
-def run_worker(
-    options: argparse.Namespace, arm: str, environment: dict[str, str], folder: Path, timeout: float
+def run_arm(
+    options: argparse.Namespace, arm: str, environment: dict[str, str], folder: Path, timeout_s: float
 ) -> list[dict[str, Any]]:
-    """One process of one arm; what it measured before it ended, in whatever way."""
-    out = folder / "result.jsonl"
-    out.unlink(missing_ok=True)
-    command = [sys.executable, str(HERE / "step_worker.py"), "--arm", arm, "--out", str(out)]
-    for name in ("cells", "shape", "device", "bits", "page_size", "warm_up", "steps", "trace"):
-        command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    ended = ""
-    try:
-        environment = environment | arm_environment(arm, options.streamed)
-        done = subprocess.run(command, env=environment, timeout=timeout, check=False, capture_output=True, text=True)
-        if done.returncode or done.stderr:
-            print(done.stderr[-3000:], file=sys.stderr, flush=True)
-        if done.returncode:
-            ended = f"the process ended with status {done.returncode}: {done.stderr[-300:]}"
-    except subprocess.TimeoutExpired:
-        ended = f"the process did not end within {timeout:.0f} s"
-    results = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    seen = {result["cell"] for result in results}
-    if ended:
-        results += [
-            {"cell": name, "arm": arm, "failed": ended} for name in options.cells.split(",") if name not in seen
-        ]
-    return results
-
-
-@cache
-def device_name() -> str:
-    try:
-        query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm", "--format=csv,noheader"]
-        return subprocess.run(query, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return platform.processor() or platform.machine()
-
-
-def packages() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for name in ("mlx", "mlx-cuda-13", "mlx-lm", "mlxcel-paged"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    names = ("cells", "shape", "device", "bits", "page_size", "warm_up", "steps", "trace")
+    return run_worker(
+        HERE / "step_worker.py",
+        {name: getattr(options, name) for name in names},
+        arm=arm,
+        out=folder / "result.jsonl",
+        timeout_s=timeout_s,
+        key="cell",
+        wanted=options.cells.split(","),
+        environment=environment | arm_environment(arm, options.streamed),
+    )
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    arms = options.arms.split(",")
-    began, longest = time.monotonic(), 0.0
+    pairs = Pairs(options.pairs, options.time_limit_s)
     results: list[dict[str, Any]] = []
-    note = "complete"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environment, counter = preload_environment(folder, options.counter == "on")
-        for pair in range(options.pairs):
-            pair_began = time.monotonic()
-            if pair_began - began + longest > options.time_limit_s:
-                note = f"{pair} of {options.pairs} pairs: the time limit of {options.time_limit_s} s"
-                break
-            for arm in arms:
-                left = options.time_limit_s - (time.monotonic() - began)
-                measured = run_worker(options, arm, environment, folder, max(30.0, left))
+        for pair in pairs:
+            for arm in options.arms.split(","):
+                measured = run_arm(options, arm, environment, folder, pairs.worker_s())
                 results += [result | {"pair": f"{options.out.stem}:{pair}"} for result in measured]
-                write(options, results, counter, note)
+                write(options, results, counter, pairs.note)
                 print(progress_line(pair, arm, measured), flush=True)
-            longest = max(longest, time.monotonic() - pair_began)
-    return write(options, results, counter, note)
+    return write(options, results, counter, pairs.note)
 
 
 def progress_line(pair: int, arm: str, results: list[dict[str, Any]]) -> str:
@@ -142,11 +98,6 @@ def progress_line(pair: int, arm: str, results: list[dict[str, Any]]) -> str:
 
 def write(options: argparse.Namespace, results: list[dict[str, Any]], counter: str, note: str) -> dict[str, Any]:
     document = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
-        "device": device_name(),
-        "num_cores": os.cpu_count(),
-        "versions": packages(),
         "shape": options.shape,
         "bits": options.bits,
         "page_size": options.page_size,
@@ -159,8 +110,7 @@ def write(options: argparse.Namespace, results: list[dict[str, Any]], counter: s
         "rows": summarize(results, options.bits, with_targets=options.shape == TARGET_SHAPE),
         "results": results,
     }
-    options.out.write_text(json.dumps(document, indent=1))
-    return document
+    return write_run(options.out, document)
 
 
 def report(paths: list[Path]) -> int:
@@ -204,8 +154,7 @@ def main() -> int:
         parser.error("--steps must be at least 2")
     document = measure(options)
     print(markdown(document["rows"]))
-    failed = [result for result in document["results"] if "failed" in result or result["problems"]]
-    return 1 if failed else 0
+    return 1 if flaws(document["results"]) else 0
 
 
 if __name__ == "__main__":

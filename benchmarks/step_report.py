@@ -10,6 +10,13 @@ from typing import Any
 from step_cells import CELLS, GATHER_TARGETS, STEP_TARGETS, STEP_TARGETS_4BIT, STREAMED_TARGETS
 
 Result = dict[str, Any]
+# Key, arm above, arm below, number.
+_RATIOS = (
+    ("step_ratio", "mlx-lm", "fused", "step_ms"),
+    ("gather_ratio", "gather", "fused", "step_ms"),
+    ("streamed_ratio", "fused", "fused-plain", "step_ms"),
+    ("memory_ratio", "fused", "mlx-lm", "peak_gb"),
+)
 _MEDIANS = ("step_ms", "host_ms", "device_ms", "peak_gb", "active_gb", "setup_peak_gb")
 
 
@@ -44,10 +51,16 @@ def _cell(results: list[Result], name: str) -> dict[str, Any]:
         if bad:
             arms[arm]["rejected"] = [result.get("failed") or result["problems"] for result in bad]
     row: dict[str, Any] = {"cell": name, "arms": arms}
-    row["step_ratio"] = _ratio(good, "mlx-lm", "fused", "step_ms")
-    row["gather_ratio"] = _ratio(good, "gather", "fused", "step_ms")
-    row["streamed_ratio"] = _ratio(good, "fused", "fused-plain", "step_ms")
-    row["memory_ratio"] = _ratio(good, "fused", "mlx-lm", "peak_gb")
+    row["ratio_spreads"] = {}
+    for key, over, under, number in _RATIOS:
+        ratios = _ratios(good, over, under, number)
+        row[key] = round(statistics.median(ratios), 3) if ratios else None
+        if ratios:
+            row["ratio_spreads"][key] = {
+                "pairs": len(ratios),
+                "min": round(min(ratios), 3),
+                "max": round(max(ratios), 3),
+            }
     return row
 
 
@@ -66,20 +79,19 @@ def _verdicts(row: dict[str, Any], bits: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def _ratio(results: list[Result], over: str, under: str, key: str) -> float | None:
-    """Median over the pairs of one arm's number over the other's."""
+def _ratios(results: list[Result], over: str, under: str, key: str) -> list[float]:
+    """One arm's number over the other's, pair by pair."""
     by_pair: dict[Any, dict[str, float]] = {}
     for result in results:
         by_pair.setdefault(result["pair"], {})[result["arm"]] = result[key]
-    ratios = [pair[over] / pair[under] for pair in by_pair.values() if over in pair and under in pair]
-    return round(statistics.median(ratios), 3) if ratios else None
+    return [pair[over] / pair[under] for pair in by_pair.values() if over in pair and under in pair]
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """The table of `summarize`, times in ms, memory in GB."""
+    """The table of `summarize`, times in ms, memory in GB; ratios as median, smallest and largest of the pairs."""
     arms = list(dict.fromkeys(arm for row in rows for arm in row["arms"]))
     head = ["cell", *(f"{arm}: step / host / device" for arm in arms), *(f"{arm}: peak GB" for arm in arms)]
-    head += ["mlx-lm / fused", "gather / fused", "fused / fused-plain", "peak: fused / mlx-lm", "pairs"]
+    head += ["mlx-lm / fused", "gather / fused", "fused / fused-plain", "peak: fused / mlx-lm", "processes"]
     lines = [" | ".join(["", *head, ""]).strip(), "|" + "---|" * len(head)]
     for row in rows:
         cells = [row["cell"]]
@@ -87,13 +99,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             numbers = row["arms"].get(arm, {})
             cells.append(" / ".join(_number(numbers.get(key)) for key in ("step_ms", "host_ms", "device_ms")))
         cells += [_number(row["arms"].get(arm, {}).get("peak_gb")) for arm in arms]
-        for key in ("step_ratio", "gather_ratio", "streamed_ratio", "memory_ratio"):
-            text = _number(row[key])
-            target = row["targets"].get(key)
-            if target and target["met"] is not None:
-                sign = "<=" if key == "streamed_ratio" else ">="
-                text += f" ({'met' if target['met'] else '**missed**'}, {sign} {target['wanted']})"
-            cells.append(text)
+        cells += [_ratio_text(row, key) for key, *_ in _RATIOS]
         cells.append(str(min((numbers["processes"] for numbers in row["arms"].values()), default=0)))
         lines.append("| " + " | ".join(cells) + " |")
     for row in rows:
@@ -101,6 +107,18 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             for reason in numbers.get("rejected", []):
                 lines.append(f"\nRejected: {row['cell']} {arm}: {reason}")
     return "\n".join(lines)
+
+
+def _ratio_text(row: dict[str, Any], key: str) -> str:
+    spread = row["ratio_spreads"].get(key)
+    if spread is None:
+        return "-"
+    text = f"{row[key]:.2f}, {spread['min']:.2f} to {spread['max']:.2f} in {spread['pairs']}"
+    target = row["targets"].get(key)
+    if target:
+        sign = "<=" if key == "streamed_ratio" else ">="
+        text += f" ({'met' if target['met'] else '**missed**'}, {sign} {target['wanted']})"
+    return text
 
 
 def _number(value: float | None) -> str:

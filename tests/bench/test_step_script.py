@@ -102,7 +102,16 @@ def test_ratios_are_taken_within_a_pair() -> None:
         "step_ratio": True,
         "gather_ratio": None,
     }
-    assert "4.00 (met, >= 3.6)" in markdown([row])
+    assert row["ratio_spreads"]["step_ratio"] == {"pairs": 2, "min": 4.0, "max": 4.0}
+    assert "4.00, 4.00 to 4.00 in 2 (met, >= 3.6)" in markdown([row])
+
+
+def test_the_table_shows_how_far_pairs_are_apart() -> None:
+    results = [result(pair, "mlx-lm", time) for pair, time in enumerate((20.0, 23.0, 14.0))]
+    results += [result(pair, "fused", 5.0) for pair in range(3)]
+    (row,) = summarize(results, 0, with_targets=False)
+    assert row["ratio_spreads"]["step_ratio"] == {"pairs": 3, "min": 2.8, "max": 4.6}
+    assert "| 4.00, 2.80 to 4.60 in 3 |" in markdown([row])
 
 
 @pytest.mark.parametrize("flaw", [{"problems": ["logits are not finite"]}, {"failed": "out of memory"}])
