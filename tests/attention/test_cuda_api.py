@@ -280,7 +280,7 @@ def test_shapes_that_the_kernel_does_not_serve(shape: dict[str, int]) -> None:
     assert plan_from_csr([0, 1], [3], [2], **{**GEOMETRY, **shape}).backend == "gather"
 
 
-@pytest.mark.parametrize("shape", [{"head_dim": 112}, {"page_size": 24}])
+@pytest.mark.parametrize("shape", [{"head_dim": 112}, {"page_size": 24}, {"group_size": 17}, {"group_size": 40}])
 def test_auto_gathers_shapes_that_the_kernel_does_not_serve(shape: dict[str, int]) -> None:
     problem = make_problem(lengths=[5, 25], dtype=mx.float16, **shape)
     tensors = (problem.q, problem.k_pages, problem.v_pages)

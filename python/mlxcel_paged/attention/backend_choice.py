@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from mlxcel_paged.attention import validation
 from mlxcel_paged.attention.cuda.library import CudaKernels, cuda_kernels
-from mlxcel_paged.attention.dispatch import DTYPES, HEAD_DIMS, MAX_PAGE_SIZE, MIN_PAGE_SIZE, is_servable
+from mlxcel_paged.attention.dispatch import DTYPES, HEAD_DIMS, MAX_GROUP_SIZE, MAX_PAGE_SIZE, MIN_PAGE_SIZE, is_servable
 from mlxcel_paged.errors import BackendUnavailableError
 
 Backend = Literal["auto", "cuda", "metal", "cpu", "gather", "reference"]
@@ -21,12 +21,12 @@ def choose_backend(
     num_kv_heads: int,
     head_dim: int,
     page_size: int,
-    shape_arguments: tuple[str, str] = ("q", "k_pages"),
+    shape_arguments: tuple[str, str, str] = ("q", "k_pages", "q"),
 ) -> str:
     """Resolves `auto` and checks that the backend runs here and serves the shape.
 
-    `shape_arguments` are the caller's arguments that head_dim and page_size come from; errors name them. Dtypes are for
-    `cuda_serves` and `check_cuda_dtypes`.
+    `shape_arguments` are the caller's arguments that head_dim, page_size and num_qo_heads come from; errors name them.
+    Dtypes are for `cuda_serves` and `check_cuda_dtypes`.
 
     Raises:
         InvalidArgumentError: Unknown backend, or a shape that the fused kernel does not serve.
@@ -48,6 +48,11 @@ def choose_backend(
         if head_dim not in HEAD_DIMS:
             raise validation.invalid(
                 shape_arguments[0], f"head_dim must be one of {', '.join(map(str, HEAD_DIMS))}: {head_dim}"
+            )
+        group_size = num_qo_heads // num_kv_heads
+        if group_size > MAX_GROUP_SIZE:
+            raise validation.invalid(
+                shape_arguments[2], f"{group_size} query heads per KV head; {backend} takes at most {MAX_GROUP_SIZE}"
             )
         if not servable:
             raise validation.invalid(

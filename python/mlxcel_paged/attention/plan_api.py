@@ -58,7 +58,7 @@ def plan_from_csr(
         num_kv_heads=kv,
         head_dim=dim,
         page_size=tokens,
-        shape_arguments=("head_dim", "page_size"),
+        shape_arguments=("head_dim", "page_size", "num_qo_heads"),
     )
     plan = _core.DecodePlan.from_csr(
         csr.indptr,

@@ -13,7 +13,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxcel_paged.attention.dispatch import MAX_GROUP_SIZE
 from mlxcel_paged.errors import InvalidArgumentError, InvalidTypeError
 
 IndexArray = Any  # NumPy or MLX array, or a sequence of ints
@@ -174,9 +173,6 @@ def heads(argument: str, num_qo_heads: int, num_kv_heads: int) -> None:
     """Checks grouped-query geometry."""
     if num_kv_heads < 1 or num_qo_heads < 1 or num_qo_heads % num_kv_heads:
         raise invalid(argument, f"{num_qo_heads} query heads are no multiple of {num_kv_heads} KV heads")
-    if num_qo_heads // num_kv_heads > MAX_GROUP_SIZE:
-        group = num_qo_heads // num_kv_heads
-        raise invalid(argument, f"{group} query heads per KV head; at most {MAX_GROUP_SIZE} are supported")
 
 
 def window(value: Any) -> int | None:
