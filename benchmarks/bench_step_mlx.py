@@ -20,6 +20,7 @@ of a process, then the median over processes; ratios are taken within a pair, th
   What prompts take is measured by bench_memory_cuda.py.
 
 Arms that end in `-plain` run without the kernel for products of a few rows; `--streamed` says what the others do.
+`fused-tolist` reads a step's tokens out of their array instead of through page-locked memory.
 
 With `--trace on` the JSON also has the kernels of eight further steps and their time, from CUPTI. Use it for a run
 whose times do not count.

@@ -17,12 +17,13 @@ Each ends within its share of `--time-limit-s`, with fewer turns if need be, and
 Counts are kept apart for steady turns (the rows of the turn before, nothing prefilled) and for turns in which requests
 came or went. Wanted: no instantiation in any turn, no byte from host to device in steady ones.
 
-Managed allocations of steady turns are reads, not uploads: when the host reads an array that lies in device memory, as
-`tolist()` of a step's tokens does, MLX allocates managed memory of its size and copies the array there
-(`CudaAllocator::move_to_unified_memory`), once a buffer: it is recycled, and then needs neither. So each comes with a
-copy of as many bytes, without a direction; an upload is an allocation that the host fills and comes without one.
-MLX offers no read that leaves the array where it is. Up to 8 bytes, two tokens, lie in a small pool of managed memory
-from the start.
+The engine reads a step's tokens through page-locked memory (mlxcel_paged/engine/token_reader.py), so that steady turns
+need no managed memory. Where it cannot, `tolist()` makes MLX move the array there: a managed allocation of its size and
+a copy of as many bytes without a direction, once a buffer, as the buffer is recycled
+(`CudaAllocator::move_to_unified_memory`). From then on its page migrates down for the host's read and up for the next
+step's write, once a turn each. `managed_memory_only_read` tells that from an upload, an allocation that the host fills
+and that comes without such a copy. Arrays of up to 8 bytes lie in a small pool of managed memory that the device writes
+without moving it.
 """
 
 from __future__ import annotations

@@ -9,12 +9,15 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from step_cells import ModelShape
+
+if TYPE_CHECKING:
+    from mlxcel_paged.engine.token_reader import PendingTokens
 
 _FIRST_TOKEN = 7
 _ENDLESS = 1 << 30
@@ -123,7 +126,11 @@ class BatchGeneratorArm:
 
 
 class PagedArm:
-    """Ours, one step ahead as in the engine: enqueue a step, then read the tokens of the one before."""
+    """Ours, one step ahead as in the engine: enqueue a step, then read the tokens of the one before.
+
+    Args:
+        reads_array: Read tokens out of their array even where the engine has another way.
+    """
 
     def __init__(
         self,
@@ -135,7 +142,10 @@ class PagedArm:
         page_size: int,
         max_context: int,
         dtype: mx.Dtype,
+        reads_array: bool,
     ) -> None:
+        from mlxcel_paged.attention.cuda.library import cuda_kernels
+        from mlxcel_paged.engine.token_reader import ArrayTokens, new_token_reader
         from mlxcel_paged.models.loader import LoadedModel
         from mlxcel_paged.models.paged_model import PagedModel
         from mlxcel_paged.models.paged_rows import PagedRows
@@ -155,17 +165,23 @@ class PagedArm:
         for length in lengths:
             self._rows.add_synthetic(length)
         self._tokens = mx.array([_FIRST_TOKEN] * len(lengths), mx.int32)
-        self._previous: mx.array | None = None
+        self._reader = None if device == "cpu" or reads_array else new_token_reader(cuda_kernels(), len(lengths))
+        self._array_tokens = ArrayTokens
+        self._previous: PendingTokens | None = None
 
     def step(self) -> float:
         start = time.perf_counter()
         logits = self._rows.decode(self._tokens)
-        tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
-        mx.async_eval(tokens)
+        self._tokens = mx.argmax(logits, axis=-1).view(mx.int32)
+        if self._reader is None:
+            mx.async_eval(self._tokens)
+            launched: PendingTokens = self._array_tokens(self._tokens, len(self._rows))
+        else:
+            launched = self._reader.publish(self._tokens, len(self._rows))
         enqueued = time.perf_counter() - start
         if self._previous is not None:
-            self._previous.tolist()
-        self._tokens = self._previous = tokens
+            self._previous.wait()
+        self._previous = launched
         return enqueued
 
     def num_tokens(self) -> list[int]:

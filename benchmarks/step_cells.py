@@ -21,8 +21,9 @@ CELLS: dict[str, tuple[int, ...]] = {
 }
 """Tokens of context that each sequence of the batch begins with."""
 
-ARMS = ("mlx-lm", "fused", "fused-plain", "gather", "gather-plain")
-"""`-plain`: without the kernel for products of a few rows, whatever the default is."""
+ARMS = ("mlx-lm", "fused", "fused-plain", "fused-tolist", "gather", "gather-plain")
+"""`-plain`: without the kernel for products of a few rows, whatever the default is. `-tolist`: a step's tokens are read
+out of their array, which moves it to managed memory, and not by the engine's `TokenReader`."""
 
 STREAMED_PRODUCTS = "MLXCEL_PAGED_STREAMED_PRODUCTS"
 
@@ -48,8 +49,8 @@ MEMORY_TARGETS = {"4x16K": 0.6}
 
 
 def attention_path(arm: str) -> str:
-    """The arm without what it says about products."""
-    return arm.removesuffix("-plain")
+    """The arm without what it says about products and reads."""
+    return arm.removesuffix("-plain").removesuffix("-tolist")
 
 
 def arm_environment(arm: str, streamed: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ _RATIOS = (
     ("step_ratio", "mlx-lm", "fused", "step_ms"),
     ("gather_ratio", "gather", "fused", "step_ms"),
     ("streamed_ratio", "fused", "fused-plain", "step_ms"),
+    ("read_ratio", "fused", "fused-tolist", "step_ms"),
     ("memory_ratio", "fused", "mlx-lm", "peak_gb"),
 )
 _MEDIANS = ("step_ms", "host_ms", "device_ms", "peak_gb", "active_gb", "setup_peak_gb")
@@ -91,7 +92,14 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     """The table of `summarize`, times in ms, memory in GB; ratios as median, smallest and largest of the pairs."""
     arms = list(dict.fromkeys(arm for row in rows for arm in row["arms"]))
     head = ["cell", *(f"{arm}: step / host / device" for arm in arms), *(f"{arm}: peak GB" for arm in arms)]
-    head += ["mlx-lm / fused", "gather / fused", "fused / fused-plain", "peak: fused / mlx-lm", "processes"]
+    head += [
+        "mlx-lm / fused",
+        "gather / fused",
+        "fused / fused-plain",
+        "fused / fused-tolist",
+        "peak: fused / mlx-lm",
+        "processes",
+    ]
     lines = [" | ".join(["", *head, ""]).strip(), "|" + "---|" * len(head)]
     for row in rows:
         cells = [row["cell"]]

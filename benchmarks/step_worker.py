@@ -37,6 +37,7 @@ def build_arm(options: argparse.Namespace, model: Any, lengths: tuple[int, ...],
         page_size=options.page_size,
         max_context=max(lengths) + total,
         dtype=dtype,
+        reads_array=options.arm.endswith("-tolist"),
     )
 
 

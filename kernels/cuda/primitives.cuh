@@ -202,6 +202,15 @@ __device__ __forceinline__ int arrive_acq_rel(int* counter) {
   return ticket;
 }
 
+// Writes a word of host memory.
+__device__ __forceinline__ void store_to_host(int* pointer, int value) {
+  asm volatile("st.relaxed.sys.global.s32 [%0], %1;\n" ::"l"(pointer), "r"(value) : "memory");
+}
+
+// Release: words written to the host before this call, by the whole block if a block barrier came before it, are visible
+// to a host that sees a later word, or that has waited for the event behind the launch.
+__device__ __forceinline__ void fence_host() { asm volatile("fence.acq_rel.sys;\n" ::: "memory"); }
+
 // ---- warp collectives ---------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ float warp_xor_max(float value, int lane_mask) {

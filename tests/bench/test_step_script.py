@@ -63,6 +63,15 @@ def test_plain_arms_are_compared_with_their_own_path(tmp_path: Path) -> None:
     assert row["streamed_ratio"] == pytest.approx(times["fused"] / times["fused-plain"], abs=1e-3)
 
 
+def test_both_ways_to_read_tokens_are_compared(tmp_path: Path) -> None:
+    status, document = run_script(
+        tmp_path / "step.json", "--cells", "4x64", "--arms", "fused,fused-tolist", "--counter", "off"
+    )
+    assert status == 0
+    (row,) = document["rows"]
+    assert row["ratio_spreads"]["read_ratio"]["pairs"] == 1
+
+
 def test_a_quantized_model_runs(tmp_path: Path) -> None:
     status, document = run_script(tmp_path / "step.json", "--cells", "4x64", "--arms", "fused", "--bits", "4")
     assert [result["problems"] for result in document["results"]] == [[]]

@@ -61,5 +61,13 @@ def test_the_address_kernel_compiles(architecture: str) -> None:
     assert "warning" not in compiled.log
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_token_kernel_compiles(architecture: str) -> None:
+    compiled = compile_file("publish_tokens.cu", "publish_tokens", architecture)
+    assert b"mlxcel_publish_tokens" in compiled.cubin
+    assert compiled.spill_bytes == 0
+    assert "warning" not in compiled.log
+
+
 def test_names_are_unique() -> None:
     assert len({kernel.name for kernel in KERNELS}) == len(KERNELS)

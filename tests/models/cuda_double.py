@@ -6,6 +6,7 @@ tests of everything around the kernels on a host without a GPU.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -152,6 +153,35 @@ class ArrayAddressesDouble:
         return [mx.array(np.array([array.__array_interface__["data"][0] - 8 for array in words], np.int64))]
 
 
+class PublishTokensDouble:
+    """`publish_tokens.cu`, at once: the earliest that a kernel can write.
+
+    Args:
+        device_base: Where the device finds host address 0.
+    """
+
+    def __init__(self, device_base: int = 0) -> None:
+        self.device_base = device_base
+
+    def __call__(
+        self,
+        inputs: Sequence[mx.array],
+        output_shapes: Sequence[Shape],
+        output_dtypes: Sequence[mx.Dtype],
+        scalars: Sequence[Scalar],
+        num_blocks: tuple[int, int],
+    ) -> list[mx.array]:
+        low, high, num_tokens, step = (int(scalar) for scalar in scalars)
+        assert all(-(2**31) <= scalar < 2**31 for scalar in scalars), "MLX would refuse it"
+        assert (num_blocks, output_shapes, output_dtypes) == ((1, 1), ((1,),), (mx.int32,))
+        assert inputs[0].dtype == mx.int32
+        address = (high << 32 | low & 0xFFFFFFFF) - self.device_base
+        slot = np.ctypeslib.as_array((ctypes.c_int32 * (1 + num_tokens)).from_address(address))
+        slot[1:] = memory(inputs[0])[:num_tokens]
+        slot[0] = step
+        return [mx.array([step], mx.int32)]
+
+
 class KernelsDouble(CudaKernels):
     """`CudaKernels` of a GPU with few multiprocessors."""
 
@@ -168,6 +198,9 @@ class KernelsDouble(CudaKernels):
 
     def pages(self) -> PageKernels:
         return CudaPageKernels("sm_90", self.page_double)
+
+    def publish_tokens(self) -> Kernel:
+        return PublishTokensDouble()
 
     def plan_step(self) -> Kernel:
         return self.step_double

@@ -20,6 +20,7 @@ from mlxcel_paged.engine.memory import GroupShape, MemoryPlan, plan_memory
 from mlxcel_paged.engine.paged_runner import PagedRunner
 from mlxcel_paged.engine.runner import Runner
 from mlxcel_paged.engine.storage import StorageChoice, storage_for_model
+from mlxcel_paged.engine.token_reader import new_token_reader
 from mlxcel_paged.models.dense_model import DenseModel
 from mlxcel_paged.models.kv_groups import kv_layout
 from mlxcel_paged.models.loader import LoadedModel, load_model
@@ -60,7 +61,8 @@ def build_core_over(config: EngineConfig, loaded: LoadedModel) -> EngineCore:
     max_context = max_context_of(config, loaded)
     on_cpu = loaded.device == "cpu"
     storage = storage_for_model(config, loaded.model, on_cpu=on_cpu)
-    tokens = DecodeTokens(mx, on_cpu=on_cpu)
+    reader = None if on_cpu else new_token_reader(cuda_kernels(), storage.max_batch)
+    tokens = DecodeTokens(mx, on_cpu=on_cpu, reader=reader)
     runner: Runner
     memory: MemoryPlan | None = None
     groups: list[PagedGroup] = []

@@ -12,6 +12,7 @@ import numpy as np
 from mlxcel_paged.engine.logit_edits import LogitEdits
 from mlxcel_paged.engine.logprobs import Logprobs
 from mlxcel_paged.engine.sampler import Sampler
+from mlxcel_paged.engine.token_reader import ArrayTokens, PendingTokens, TokenReader
 from mlxcel_paged.request import SamplingParams
 from mlxcel_paged.scheduler import DecodeRow, Step, StepResult
 
@@ -23,21 +24,19 @@ class SampledStep:
     """The outcome of a step's decode rows, perhaps still on its way.
 
     Attributes:
-        token_ids: [num_rows or more], NumPy or MLX; what is behind the rows is padding.
-        num_rows: rows of the step.
+        tokens: one a row.
         logprobs: if a row asked for them.
         failures: rows that could not be sampled, by index.
     """
 
-    token_ids: Any
-    num_rows: int
+    tokens: PendingTokens
     logprobs: Logprobs | None
     failures: dict[int, Exception]
 
     def result(self) -> StepResult:
         """Waits for the tokens."""
         logprobs = None if self.logprobs is None else self.logprobs.per_row()
-        return StepResult(self.token_ids.tolist()[: self.num_rows], logprobs, self.failures)
+        return StepResult(self.tokens.wait(), logprobs, self.failures)
 
 
 class DecodeTokens:
@@ -49,11 +48,13 @@ class DecodeTokens:
     Args:
         mx: the module `mlx.core`.
         on_cpu: whether MLX computes in host memory.
+        reader: reads the tokens of an NVIDIA GPU; without one they are read out of their array.
     """
 
-    def __init__(self, mx: Any, *, on_cpu: bool) -> None:
+    def __init__(self, mx: Any, *, on_cpu: bool, reader: TokenReader | None = None) -> None:
         self._mx = mx
         self._on_cpu = on_cpu
+        self._reader = reader
         self._xp = np if on_cpu else mx
         self._sampler = Sampler(self._xp)
         self._edits = LogitEdits(self._xp)
@@ -97,15 +98,21 @@ class DecodeTokens:
             logits = logits[: len(rows)]
         edited, failures = self._edits.apply(logits, rows)
         tokens = self._sampler.sample(edited, rows)
+        pending: PendingTokens = ArrayTokens(tokens, len(rows))
         if not self._on_cpu:
-            tokens = tokens.astype(mx.int32)
-            mx.async_eval(tokens)
+            # What argmax gives are other 32 bits of the same value: a view costs no launch.
+            tokens = tokens.view(mx.int32) if tokens.dtype == mx.uint32 else tokens.astype(mx.int32)
+            if self._reader is None:
+                mx.async_eval(tokens)
+                pending = ArrayTokens(tokens, len(rows))
+            else:
+                pending = self._reader.publish(tokens, len(rows))
             self._previous = tokens
         logprobs = None
         if any(row.sampling.num_logprobs is not None for row in rows):
             logprobs = Logprobs(self._xp, logits, tokens, rows)
         self._tidy(step)
-        return SampledStep(tokens, len(rows), logprobs, failures)
+        return SampledStep(pending, logprobs, failures)
 
     def release(self, sequence_ids: Iterable[int]) -> None:
         """Forgets sequences that ended or were preempted."""

@@ -23,6 +23,7 @@ logger = logging.getLogger("mlxcel_paged")
 DTYPES: dict[mx.Dtype, Dtype] = {mx.float16: "float16", mx.bfloat16: "bfloat16"}
 
 _STEP_THREADS = 128
+_PUBLISH_THREADS = 64
 
 
 class CudaKernels:
@@ -61,6 +62,14 @@ class CudaKernels:
         """The kernel that reports where its inputs begin."""
         return self._kernel(
             "array_addresses.cu", "array_addresses", lambda cubin: MlxKernel("mlxcel_array_addresses", cubin, 1, 0)
+        )
+
+    def publish_tokens(self) -> Kernel:
+        """The kernel that copies a step's tokens to host memory."""
+        return self._kernel(
+            "publish_tokens.cu",
+            "publish_tokens",
+            lambda cubin: MlxKernel("mlxcel_publish_tokens", cubin, _PUBLISH_THREADS, 0),
         )
 
     def pages(self) -> PageKernels:

@@ -1,0 +1,1 @@
+../../../../kernels/cuda/publish_tokens.cu
