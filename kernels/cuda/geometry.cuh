@@ -2,6 +2,8 @@
 //   MLXCEL_HEAD_DIM        64, 80, 96, 128 or 256
 //   MLXCEL_HEAD_TILES      1 for group sizes 1..8, 2 for 9..16
 //   MLXCEL_BF16            0 = f16, 1 = bf16
+//   MLXCEL_ROPE_DIMS       leading dims of queries and new keys that RoPE turns here, a multiple of 16; 0 = none
+//   MLXCEL_ROPE_TRADITIONAL  0 = pairs are half of them apart, 1 = neighbours
 //   MLXCEL_SHARED_BYTES    what the host is going to launch with; a mismatch is a compile error
 #pragma once
 #include "primitives.cuh"
@@ -16,8 +18,11 @@ using Element = F16;
 
 constexpr int kHeadDim = MLXCEL_HEAD_DIM;
 constexpr int kHeadTiles = MLXCEL_HEAD_TILES;
+constexpr int kRopeDims = MLXCEL_ROPE_DIMS;
+constexpr bool kRopeTraditional = MLXCEL_ROPE_TRADITIONAL;
 static_assert(kHeadDim == 64 || kHeadDim == 80 || kHeadDim == 96 || kHeadDim == 128 || kHeadDim == 256);
 static_assert(kHeadTiles == 1 || kHeadTiles == 2);
+static_assert(kRopeDims % 16 == 0 && kRopeDims >= 0 && kRopeDims <= kHeadDim);
 
 // Shared memory that one block may have (the driver keeps 1 KiB of each multiprocessor's for itself).
 #if __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870

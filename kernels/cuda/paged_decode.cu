@@ -25,7 +25,7 @@ __device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shar
     WorkItem item;
     Span span;
     Query query;
-    int append_step;
+    NewToken newest;
     WarpSoftmax state;
 #pragma unroll 1
     for (;; ++step) {
@@ -36,7 +36,8 @@ __device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shar
         if (!(item.flags & kItemValid)) return;
         span = resolve_span(args, item, warp);
         query.load(args, item.out_row, kv_head, exchange.out);
-        append_step = append_token(args, item, span, kv_head, warp);
+        newest = append_token(args, item, span, kv_head, warp);
+        query.rotate(args, item.out_row);
         state.clear();
       }
       if (step >= 0) {
@@ -44,7 +45,7 @@ __device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shar
         // In flight behind this slice's K: its V and both matrices of the kNumStages - 1 slices after it.
         copy_async_wait<2 * kNumStages - 1>();
         __syncwarp();
-        if (step == append_step) patch_token(args, item, span, kv_head, args.k_new, keys);
+        if (step == newest.step) patch_key(args, item, span, kv_head, newest, keys);
         score_slice(scores, query, keys, lane);
         __syncwarp();  // every lane has read K: its place may be filled again
       }
@@ -55,7 +56,7 @@ __device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shar
         state.update(scores, transform, span.begin - token, span.end - token, lane >> 2);
         copy_async_wait<2 * kNumStages - 1>();
         __syncwarp();
-        if (step == append_step) patch_token(args, item, span, kv_head, args.v_new, keys + kMatrixBytes);
+        if (step == newest.step) patch_value(args, item, span, kv_head, keys + kMatrixBytes);
         accumulate_slice(state, scores, keys + kMatrixBytes, lane);
         __syncwarp();
       }
@@ -80,17 +81,16 @@ __device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shar
 extern "C" __global__ void __launch_bounds__(mlxcel::kNumThreads, 1)
     mlxcel_paged_decode(const mlxcel::u16* q, const mlxcel::u16* k_new, const mlxcel::u16* v_new, mlxcel::u16* k_pages,
                         mlxcel::u16* v_pages, const int* page_table, const int* lengths, const int* first_page_offsets,
-                        const int* work_items, const float* sinks, float* partial_out, float* partial_state,
-                        int* arrivals, float* lse, mlxcel::u16* out, int num_items, int num_workers, int num_kv_heads,
+                        const int* work_items, const float* sinks, const float* rotations, float* partial_out,
+                        float* partial_state, int* arrivals, float* lse, mlxcel::u16* out, int num_items, int num_workers, int num_kv_heads,
                         int group_size, int page_size_log2, int page_table_stride, int q_row_stride, int new_row_stride,
                         int page_stride, int head_stride, int token_stride, int window, int options, float scale_log2,
                         float soft_cap_log2, float soft_cap_inverse2) {
   extern __shared__ __align__(128) char shared[];
-  mlxcel::DecodeArgs args = {q,          k_new,           v_new,          k_pages,      v_pages,      page_table,
-                             lengths,    first_page_offsets, work_items,  sinks,        partial_out,  partial_state,
-                             arrivals,   out,             lse,            num_items,    num_workers,  num_kv_heads,
-                             group_size, page_size_log2,  page_table_stride, q_row_stride, new_row_stride, page_stride,
-                             head_stride, token_stride,   window,         options,      scale_log2,   soft_cap_log2,
-                             soft_cap_inverse2};
+  mlxcel::DecodeArgs args = {q, k_new, v_new, k_pages, v_pages, page_table, lengths, first_page_offsets, work_items,
+                             sinks, rotations, partial_out, partial_state, arrivals, out, lse, num_items,
+                             num_workers, num_kv_heads, group_size, page_size_log2, page_table_stride, q_row_stride,
+                             new_row_stride, page_stride, head_stride, token_stride, window, options, scale_log2,
+                             soft_cap_log2, soft_cap_inverse2};
   mlxcel::decode_worker(args, shared);
 }

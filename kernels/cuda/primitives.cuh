@@ -59,7 +59,7 @@ __device__ __forceinline__ void store_shared(u32 shared, const Int4& value) {
                : "memory");
 }
 
-// ---- tensor-core fragments ----------------------------------------------------------------------------------------
+// ---- elements and tensor-core fragments ----------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void load_matrix_x4(u32 (&fragment)[4], u32 shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
@@ -94,6 +94,18 @@ struct F16 {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(result) : "f"(high), "f"(low));
     return result;
   }
+  __device__ __forceinline__ static Float2 unpack(u32 pair) {
+    Float2 result;
+    asm("{\n"
+        ".reg .f16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.f32.f16 %0, low;\n"
+        "cvt.f32.f16 %1, high;\n"
+        "}\n"
+        : "=f"(result.x), "=f"(result.y)
+        : "r"(pair));
+    return result;
+  }
 };
 
 struct Bf16 {
@@ -107,6 +119,9 @@ struct Bf16 {
     u32 result;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(result) : "f"(high), "f"(low));
     return result;
+  }
+  __device__ __forceinline__ static Float2 unpack(u32 pair) {
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
   }
 };
 

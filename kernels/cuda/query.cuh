@@ -1,7 +1,7 @@
 // The query heads of one KV head as the second tensor-core operand, Q^T: in registers, or in shared memory where the
 // accumulators of D 256 with more than 8 heads leave no registers for it.
 #pragma once
-#include "work_item.cuh"
+#include "rotation.cuh"
 
 namespace mlxcel {
 
@@ -22,7 +22,13 @@ class Query {
       for (int index = threadIdx.x; index < kMaxGroupSize * kRowChunks; index += kNumThreads) {
         int head = index / kRowChunks, chunk = index % kRowChunks;
         Int4 bits = {0, 0, 0, 0};
-        if (head < args.group_size) bits = load_once(source + index * 8);
+        if (head < args.group_size) {
+          if constexpr (kRotates) {
+            bits = rotated_chunk(source + head * kHeadDim, chunk, row_rotations(args, row));
+          } else {
+            bits = load_once(source + index * 8);
+          }
+        }
         store_shared(area_ + chunk_offset(head, chunk), bits);
       }
       __syncthreads();
@@ -36,6 +42,32 @@ class Query {
         for (int dim = 0; dim < kDimTiles; ++dim) {
           words_[dim][tile][0] = used ? *reinterpret_cast<const u32*>(words + dim * 16) : 0u;
           words_[dim][tile][1] = used ? *reinterpret_cast<const u32*>(words + dim * 16 + 8) : 0u;
+        }
+      }
+    }
+  }
+
+  // Applies RoPE to what is in registers. Apart from load, so that other loads can be on their way in between.
+  __device__ __forceinline__ void rotate(const DecodeArgs& args, int row) {
+    if constexpr (kRotates && !kQueryInShared) {
+      // A lane has the same two dims of every chunk, and so both halves of a pair.
+      const float* turns = row_rotations(args, row) + (kRopeTraditional ? 2 : 4) * (threadIdx.x & 3);
+#pragma unroll
+      for (int chunk = 0; chunk < kRopeChunks; ++chunk) {
+        if constexpr (kRopeTraditional) {
+          Float2 turn = *reinterpret_cast<const Float2*>(turns + chunk * 8);
+#pragma unroll
+          for (int tile = 0; tile < kHeadTiles; ++tile) {
+            u32& pair = words_[chunk / 2][tile][chunk % 2];
+            pair = rotate_pair(pair, turn.x, turn.y);
+          }
+        } else if (chunk < kRopeChunks / 2) {
+          Float4 turn = *reinterpret_cast<const Float4*>(turns + chunk * 16);
+          int partner = chunk + kRopeChunks / 2;
+#pragma unroll
+          for (int tile = 0; tile < kHeadTiles; ++tile) {
+            rotate_halves(words_[chunk / 2][tile][chunk % 2], words_[partner / 2][tile][partner % 2], turn);
+          }
         }
       }
     }

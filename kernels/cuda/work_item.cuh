@@ -25,6 +25,7 @@ struct DecodeArgs {
   const int* first_page_offsets;  // int32 [S]; read only with kOptionFirstPageOffset
   const int* work_items;          // int32 [num_items, 8], see WorkItem
   const float* sinks;             // f32 [Hq]; read only with kOptionSinks
+  const float* rotations;         // f32 [B, kRopeDims / 2, 2], cosines and sines of the rows; read only with kRopeDims
   float* partial_out;             // f32 [R, Hq, D], workspace
   float* partial_state;           // f32 [R, Hq, 2], workspace: max (log2 domain) and sum
   int* arrivals;                  // int32 [B, Hkv], zero before the first launch; every launch leaves zeros

@@ -45,8 +45,8 @@ def native_attention() -> NativeAttention:
 
 
 def streamed_products() -> bool:
-    """Reads `MLXCEL_PAGED_STREAMED_PRODUCTS`: whether the products of a decode batch run on our CUDA kernel; on unless
-    switched off."""
+    """Reads `MLXCEL_PAGED_STREAMED_PRODUCTS`: whether the products of a decode batch run on our CUDA kernel, and its
+    RoPE inside attention; on unless switched off."""
     raw = os.environ.get(STREAMED_PRODUCTS)
     value = (raw or "").strip().lower()
     if value and value not in _OFF | _FORCE:

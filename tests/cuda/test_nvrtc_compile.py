@@ -6,6 +6,7 @@ compiling.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from mlxcel_paged.kernels_cuda import (
     shared_limit,
     source_dir,
 )
+from mlxcel_paged.kernels_cuda.variant import RopeShape
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NVRTC wheels are for Linux and Windows")
 
@@ -39,17 +41,19 @@ REGISTERS = {
 }
 # Fewer warps, and with them longer rings, leave the compiler other choices.
 REGISTERS_SM_120 = {
-    (64, 1): 200,
+    (64, 1): 208,
     (64, 2): 224,
     (80, 1): 216,
     (80, 2): 248,
     (96, 1): 224,
     (96, 2): 248,
     (128, 1): 216,
-    (128, 2): 240,
+    (128, 2): 255,
     (256, 1): 248,
     (256, 2): 255,
 }
+# RoPE needs a few while an item is opened, and one chunk of the new key until it is put into its slice.
+ROPE_REGISTERS = 8
 # Shared memory of a block in KiB, by head_dim, one number for 8 and 16 query heads.
 SHARED_KIB = {64: 83, 80: 103, 96: 123, 128: 163, 256: 162}
 SHARED_KIB_SM_120 = {64: 74, 80: 92, 96: 86, 128: 82, 256: 81}
@@ -57,6 +61,18 @@ MAX_SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90a": 163 * 1024, "sm_120": 99 * 10
 MIN_RING_BYTES = 64 * 1024
 
 EVERY = [variant for architecture in ARCHITECTURES for variant in all_variants(architecture)]
+
+
+def with_rope(variant: KernelVariant) -> list[KernelVariant]:
+    """Halves in f16; neighbours and a part of the dims in bf16, which is the same code but for the conversions."""
+    partial = variant.head_dim // 32 * 16
+    ropes = [RopeShape(variant.head_dim, False)]
+    if variant.dtype == "bfloat16":
+        ropes = [RopeShape(variant.head_dim, True), RopeShape(partial, False)]
+    return [dataclasses.replace(variant, rope=rope) for rope in ropes]
+
+
+WITH_ROPE = [rotating for variant in EVERY if variant.architecture != "sm_80" for rotating in with_rope(variant)]
 
 
 @pytest.mark.parametrize("variant", EVERY, ids=lambda variant: variant.name)
@@ -68,6 +84,16 @@ def test_every_variant_compiles_within_its_budget(variant: KernelVariant) -> Non
     assert compiled.stack_bytes == 0
     budget = REGISTERS_SM_120 if variant.architecture == "sm_120" else REGISTERS
     assert 0 < compiled.num_registers <= budget[variant.head_dim, variant.head_tiles]
+    assert "warning" not in compiled.log
+
+
+@pytest.mark.parametrize("variant", WITH_ROPE, ids=lambda variant: variant.name)
+def test_every_variant_takes_rope_within_its_budget(variant: KernelVariant) -> None:
+    compiled = compile_variant(variant)
+    assert compiled.spill_bytes == 0
+    assert compiled.stack_bytes == 0
+    budget = REGISTERS_SM_120 if variant.architecture == "sm_120" else REGISTERS
+    assert 0 < compiled.num_registers <= min(255, budget[variant.head_dim, variant.head_tiles] + ROPE_REGISTERS)
     assert "warning" not in compiled.log
 
 
@@ -91,7 +117,7 @@ def test_the_package_carries_every_source() -> None:
 
 
 def test_names_are_unique() -> None:
-    assert len({variant.name for variant in EVERY}) == len(EVERY)
+    assert len({variant.name for variant in EVERY + WITH_ROPE}) == len(EVERY + WITH_ROPE)
 
 
 @pytest.mark.parametrize(
@@ -102,4 +128,12 @@ def test_unserved_shapes_are_refused_by_name(head_dim: int, group_size: int, nam
     with pytest.raises(ValueError, match=named):
         KernelVariant.for_shape(
             head_dim=head_dim, group_size=group_size, dtype="float16", architecture=ARCHITECTURES[0]
+        )
+
+
+@pytest.mark.parametrize("dims", [0, 24, 144])
+def test_unserved_ropes_are_refused_by_name(dims: int) -> None:
+    with pytest.raises(ValueError, match="rope"):
+        KernelVariant.for_shape(
+            head_dim=128, group_size=4, dtype="float16", architecture=ARCHITECTURES[0], rope=RopeShape(dims, False)
         )

@@ -20,6 +20,7 @@ from mlxcel_paged.attention.cuda.library import CudaKernels
 from mlxcel_paged.attention.cuda.page_kernels import CudaPageKernels
 from mlxcel_paged.kernels_cuda.device import CudaDevice
 from mlxcel_paged.kernels_cuda.launch import OPTION_APPEND, OPTION_LSE, OPTION_SINKS
+from mlxcel_paged.kernels_cuda.variant import RopeShape
 from mlxcel_paged.kvcache.page_kernels import PageKernels
 
 Array = np.ndarray[Any, Any]
@@ -68,7 +69,11 @@ class PlanStepDouble:
 
 
 class DecodeDouble:
-    """`paged_decode.cu`, in float64."""
+    """`paged_decode.cu`, in float64. RoPE is rounded where the kernel rounds it."""
+
+    def __init__(self, rope: RopeShape | None = None) -> None:
+        self._rope = rope
+        self.num_launches = 0
 
     def __call__(
         self,
@@ -86,8 +91,15 @@ class DecodeDouble:
         scale, cap_log2, cap_inverse2 = scalars[13:]
         assert num_blocks == (num_kv_heads, num_workers)
         q, k_new, v_new = (_values(array) for array in inputs[:3])
+        self.num_launches += 1
         num_rows, dim = q.shape[0], q.shape[-1]
         q = q.reshape(num_rows, num_kv_heads, group_size, dim)
+        if self._rope is not None:
+            table = memory(inputs[10])
+            assert table.shape == (num_rows, 1, 1, self._rope.dims)
+            assert table.dtype == np.float32
+            q = _rotated(q, table, self._rope, inputs[0].dtype)
+            k_new = _rotated(k_new.reshape(num_rows, num_kv_heads, 1, dim), table, self._rope, inputs[0].dtype)
         table, lengths = memory(inputs[5]), memory(inputs[6])
         items = memory(inputs[8]).reshape(-1, 8)[:num_items]
         strides = (page_stride, head_stride, token_stride)
@@ -189,9 +201,13 @@ class KernelsDouble(CudaKernels):
         super().__init__(CudaDevice((9, 0), num_multiprocessors))
         self.step_double = PlanStepDouble()
         self.page_double = NumpyKernels()
+        self.decode_doubles: dict[RopeShape | None, DecodeDouble] = {}
 
-    def decode(self, *, head_dim: int, group_size: int, dtype: mx.Dtype) -> Kernel:
-        return DecodeDouble()
+    def decode(self, *, head_dim: int, group_size: int, dtype: mx.Dtype, rope: RopeShape | None = None) -> Kernel:
+        found = self.decode_doubles.get(rope)
+        if found is None:
+            found = self.decode_doubles[rope] = DecodeDouble(rope)
+        return found
 
     def array_addresses(self) -> Kernel:
         return ArrayAddressesDouble()
@@ -207,11 +223,25 @@ class KernelsDouble(CudaKernels):
 
 
 def _pool(view: mx.array, strides: tuple[int, int, int], num_heads: int, page_size: int) -> Array:
-    """The whole pool `[pages, heads, page_size, dim]` of which `view` is the beginning, as 16-bit words."""
+    """The whole pool `[pages, heads, page_size, dim]` of which `view` is the beginning, as words of an element."""
     mx.eval(view)
-    words = np.array(view.view(mx.uint16), copy=False)
+    words = np.array(view.view(_word(view.dtype)), copy=False)
     shape = (2**31 // strides[0], num_heads, page_size, view.shape[-1])
-    return np.lib.stride_tricks.as_strided(words, shape, tuple(2 * stride for stride in (*strides, 1)), writeable=True)
+    sizes = tuple(view.itemsize * stride for stride in (*strides, 1))
+    return np.lib.stride_tricks.as_strided(words, shape, sizes, writeable=True)
+
+
+def _rotated(x: Array, table: Array, rope: RopeShape, dtype: mx.Dtype) -> Array:
+    turned, rest = x[..., : rope.dims], x[..., rope.dims :]
+    pairs = table.astype(np.float64).reshape(x.shape[0], 1, 1, rope.dims // 2, 2)
+    cosine, sine = pairs[..., 0], pairs[..., 1]
+    if rope.traditional:
+        x1, x2 = turned[..., ::2], turned[..., 1::2]
+    else:
+        x1, x2 = turned[..., : rope.dims // 2], turned[..., rope.dims // 2 :]
+    both = (x1 * cosine - x2 * sine, x1 * sine + x2 * cosine)
+    result = np.stack(both, axis=-1).reshape(turned.shape) if rope.traditional else np.concatenate(both, axis=-1)
+    return np.concatenate([_values(mx.array(result.astype(np.float32)).astype(dtype)), rest], axis=-1)
 
 
 def _values(array: mx.array) -> Array:
@@ -223,4 +253,9 @@ def _floats(words: Array, dtype: mx.Dtype) -> Array:
 
 
 def _bits(values: Array, dtype: mx.Dtype) -> Array:
-    return np.array(mx.array(values.astype(np.float32)).astype(dtype).view(mx.uint16))
+    return np.array(mx.array(values.astype(np.float32)).astype(dtype).view(_word(dtype)))
+
+
+def _word(dtype: mx.Dtype) -> mx.Dtype:
+    """The unsigned integer of an element's size. The kernel knows 16 bits alone; tests may ask for more."""
+    return mx.uint32 if dtype == mx.float32 else mx.uint16

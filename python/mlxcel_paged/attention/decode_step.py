@@ -15,12 +15,14 @@ from mlxcel_paged.attention.dispatch import Arm, FusedBackend, Path, choose_path
 from mlxcel_paged.attention.gather import GatherIndex, gather_decode, gather_index
 from mlxcel_paged.attention.outcomes import Outcomes
 from mlxcel_paged.attention.page_write import places_of_plan, write_decode
+from mlxcel_paged.attention.rotation_tables import RotationTables
 from mlxcel_paged.kvcache.handle import KeyHandle
 from mlxcel_paged.kvcache.pools import LAYOUT, KVPools
+from mlxcel_paged.kvcache.rotation import begin_deferring, end_deferring
 
 
 class DecodeStep:
-    """The step that all decode passes of one model share; `begin` makes it stand for the next pass.
+    """The step that all decode passes of one model share; a pass is between `begin` and `end`.
 
     Args:
         pools: The model's pages.
@@ -28,6 +30,7 @@ class DecodeStep:
         outcomes: Counts the launches.
         arm: Which path is wanted.
         cuda: The launches of every group on an NVIDIA GPU; None elsewhere.
+        defers_rope: The model's RoPE may be left to launches on an NVIDIA GPU, which know its shapes.
     """
 
     def __init__(
@@ -37,6 +40,8 @@ class DecodeStep:
         outcomes: Outcomes,
         arm: Arm,
         cuda: Sequence[CudaDecode | None] | None = None,
+        *,
+        defers_rope: bool = False,
     ) -> None:
         self.offset: int | mx.array = 0
         self._pools = pools
@@ -47,6 +52,8 @@ class DecodeStep:
         self._group_of_layer = pools.layout.group_of_layer
         self._outcomes = outcomes
         self._arm = arm
+        self._defers_rope = defers_rope
+        self._rotations = RotationTables()
         self._positions = np.asarray(self._plans[0].positions)
         self._row_slots = np.asarray(self._plans[0].row_slots)
         self._output = cpu.CpuOutput()
@@ -91,9 +98,17 @@ class DecodeStep:
         ]
         if len(on_device) == len(self._plans):
             self.offset = on_device[0]
+            if self._defers_rope:
+                self._rotations.begin(self.offset)
+                begin_deferring(self.offset)
         else:
             # A plan's position is that of the next token, and the newest one is already counted.
             self.offset = mx.array(self._positions[self._row_slots[: self._plans[0].num_rows]] - 1)
+
+    def end(self) -> None:
+        """Ends the pass, also one that has failed."""
+        end_deferring()
+        self._rotations.begin(None)
 
     def attend(
         self,
@@ -121,6 +136,7 @@ class DecodeStep:
                     scale=scale,
                     sinks=sinks,
                     logits_soft_cap=logits_soft_cap,
+                    rotations=None if handle.rotation is None else self._rotations.of(handle.rotation),
                 )
                 return self._last_output
             return cpu.decode(

@@ -8,10 +8,11 @@ import mlx.core as mx
 
 from mlxcel_paged.errors import UnsupportedModelError
 from mlxcel_paged.kvcache.handle import KeyHandle
+from mlxcel_paged.kvcache.rotation import Unrotated
 
 
 def attend(
-    queries: mx.array,
+    queries: mx.array | Unrotated,
     keys: KeyHandle,
     values: Any,
     *,
@@ -23,10 +24,12 @@ def attend(
     """Launches attention on a handle.
 
     Raises:
-        UnsupportedModelError: Keys and values come from different updates, or the model made a mask of its own.
+        UnsupportedModelError: Keys and values come from different updates, the model made a mask of its own, or
+            queries and keys await different rotations.
     """
     if values is not keys.values:
         raise UnsupportedModelError("the model calls attention with keys and values of different cache updates")
     if mask is not None:
         raise UnsupportedModelError("the model calls attention with a mask of its own, which pages cannot honour")
-    return keys.step.attend(keys, queries, scale=scale, sinks=sinks, logits_soft_cap=logits_soft_cap)
+    plain = keys.plain_queries(queries)
+    return keys.step.attend(keys, plain, scale=scale, sinks=sinks, logits_soft_cap=logits_soft_cap)

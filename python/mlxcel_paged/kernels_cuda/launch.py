@@ -55,6 +55,7 @@ class DecodeArguments:
     new_row_stride: int = 0
     first_page_offsets: int = 0
     sinks: int = 0
+    rotations: int = 0
     lse: int = 0
     window: int = 0
     logits_soft_cap: float = 0.0
@@ -81,6 +82,7 @@ class DecodeArguments:
             self.first_page_offsets,
             self.work_items,
             self.sinks,
+            self.rotations,
             self.partial_out,
             self.partial_state,
             self.arrivals,

@@ -12,6 +12,8 @@ ARCHITECTURES = ("sm_80", "sm_90a", "sm_120")
 
 Dtype = Literal["float16", "bfloat16"]
 
+ROPE_MULTIPLE = 16
+
 _WARP_SIZE = 32
 _SLICE_TOKENS = 16
 _TILE_HEADS = 8
@@ -30,6 +32,19 @@ def shared_limit(architecture: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class RopeShape:
+    """RoPE as far as the kernel's code depends on it.
+
+    Attributes:
+        dims: Leading dims that it turns, a multiple of `ROPE_MULTIPLE`.
+        traditional: Pairs are neighbours, not half of `dims` apart.
+    """
+
+    dims: int
+    traditional: bool
+
+
+@dataclass(frozen=True, slots=True)
 class KernelVariant:
     """One instantiation of `kernels/cuda/paged_decode.cu`.
 
@@ -40,19 +55,24 @@ class KernelVariant:
     head_tiles: int
     dtype: Dtype
     architecture: str
+    rope: RopeShape | None = None
 
     @classmethod
-    def for_shape(cls, *, head_dim: int, group_size: int, dtype: Dtype, architecture: str) -> KernelVariant:
-        """The variant that serves `group_size` query heads per KV head.
+    def for_shape(
+        cls, *, head_dim: int, group_size: int, dtype: Dtype, architecture: str, rope: RopeShape | None = None
+    ) -> KernelVariant:
+        """The variant that serves `group_size` query heads per KV head, and applies RoPE first if it is given.
 
         Raises:
-            ValueError: `head_dim` or `group_size` is outside what the kernel serves.
+            ValueError: `head_dim`, `group_size` or `rope` is outside what the kernel serves.
         """
         if head_dim not in HEAD_DIMS:
             raise ValueError(f"head_dim must be one of {HEAD_DIMS}, got {head_dim}")
         if not 1 <= group_size <= MAX_GROUP_SIZE:
             raise ValueError(f"group_size must be in 1..{MAX_GROUP_SIZE}, got {group_size}")
-        return cls(head_dim, -(-group_size // _TILE_HEADS), dtype, architecture)
+        if rope is not None and (rope.dims % ROPE_MULTIPLE or not 0 < rope.dims <= head_dim):
+            raise ValueError(f"rope must turn a multiple of {ROPE_MULTIPLE} dims, {head_dim} at most, got {rope.dims}")
+        return cls(head_dim, -(-group_size // _TILE_HEADS), dtype, architecture, rope)
 
     @property
     def num_warps(self) -> int:
@@ -88,7 +108,8 @@ class KernelVariant:
     def name(self) -> str:
         """Unique among variants; holds everything that changes the code."""
         short = {"float16": "f16", "bfloat16": "bf16"}[self.dtype]
-        return f"paged_decode_{short}_d{self.head_dim}_h{self.head_tiles * _TILE_HEADS}_{self.architecture}"
+        rope = "" if self.rope is None else f"_{'t' if self.rope.traditional else 'r'}{self.rope.dims}"
+        return f"paged_decode_{short}_d{self.head_dim}_h{self.head_tiles * _TILE_HEADS}{rope}_{self.architecture}"
 
     @property
     def definitions(self) -> tuple[str, ...]:
@@ -97,6 +118,8 @@ class KernelVariant:
             f"-DMLXCEL_HEAD_DIM={self.head_dim}",
             f"-DMLXCEL_HEAD_TILES={self.head_tiles}",
             f"-DMLXCEL_BF16={int(self.dtype == 'bfloat16')}",
+            f"-DMLXCEL_ROPE_DIMS={0 if self.rope is None else self.rope.dims}",
+            f"-DMLXCEL_ROPE_TRADITIONAL={int(self.rope is not None and self.rope.traditional)}",
             f"-DMLXCEL_SHARED_BYTES={self.shared_bytes}",
         )
 

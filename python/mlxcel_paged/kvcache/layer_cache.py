@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from mlxcel_paged.kvcache.handle import KeyHandle, ValueHandle
+from mlxcel_paged.kvcache.rotation import Unrotated
 from mlxcel_paged.kvcache.step import Step
 
 
@@ -27,7 +28,7 @@ class PagedLayerCache:
         """Absolute position of the first new token."""
         return self._step.offset
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[KeyHandle, ValueHandle]:
+    def update_and_fetch(self, keys: mx.array | Unrotated, values: mx.array) -> tuple[KeyHandle, ValueHandle]:
         """Takes the new tokens and returns the handles that attention is to be called with."""
         handle = KeyHandle(self.layer, self._step, keys, values)
         self._handles = (handle, handle.values)

@@ -25,5 +25,5 @@ class Step(Protocol):
         sinks: mx.array | None,
         logits_soft_cap: float,
     ) -> mx.array:
-        """Writes the handle's new tokens once, and attends; `queries` and the result are `[batch, heads, tokens,
-        dim]`."""
+        """Writes the handle's new tokens once, and attends; `queries` and the result are `[batch, heads, tokens, dim]`.
+        RoPE that the handle awaits is applied first, to the queries too."""

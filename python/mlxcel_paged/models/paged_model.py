@@ -14,10 +14,12 @@ from mlxcel_paged.attention.decode_step import DecodeStep
 from mlxcel_paged.attention.dispatch import Arm, shape_path
 from mlxcel_paged.attention.outcomes import Outcomes
 from mlxcel_paged.attention.prefill_step import prefill_step
+from mlxcel_paged.kernels_cuda.variant import RopeShape
 from mlxcel_paged.kvcache.layer_cache import PagedLayerCache
 from mlxcel_paged.kvcache.layout import KVGroup, KVLayout
 from mlxcel_paged.kvcache.pools import KVPools
 from mlxcel_paged.models import hook
+from mlxcel_paged.models.deferred_rope import defer_rope
 from mlxcel_paged.models.kv_groups import kv_layout
 from mlxcel_paged.models.loader import LoadedModel
 from mlxcel_paged.models.streamed_products import stream_products
@@ -90,9 +92,16 @@ class PagedModel:
         self._model = loaded.model
         self._max_slots = max_slots
         cuda = None
+        ropes: list[set[RopeShape]] = [set() for _ in self.layout.groups]
         if kernels is not None and arm != "gather":
-            cuda = [self._cuda_decode(group, kernels) for group in self.layout.groups]
-        self._decode_step = DecodeStep(self.pools, self.plans, self.outcomes, arm, cuda)
+            served = [self._is_fused_on_cuda(group) for group in self.layout.groups]
+            if all(served) and env.streamed_products():
+                ropes = defer_rope(loaded.model, self.layout)
+            cuda = [
+                self._cuda_decode(group, kernels, shapes) if is_served else None
+                for group, is_served, shapes in zip(self.layout.groups, served, ropes, strict=True)
+            ]
+        self._decode_step = DecodeStep(self.pools, self.plans, self.outcomes, arm, cuda, defers_rope=any(ropes))
         self._prefill_step = prefill_step(self.pools, self.outcomes, arm)
         layers = range(self.layout.num_layers)
         self._decode_caches = [PagedLayerCache(layer, self._decode_step) for layer in layers]
@@ -126,22 +135,25 @@ class PagedModel:
         may_pad = self._decode_step.choose_paths()
         if inputs.ndim != 1 or not num_rows <= inputs.shape[0] <= (self._max_slots if may_pad else num_rows):
             raise ValueError(f"tokens must be one per row of the plan, {num_rows}: got shape {inputs.shape}")
-        self._decode_step.begin(inputs)
-        logits: mx.array = self._model(inputs[:, None], cache=self._decode_caches)
+        try:
+            self._decode_step.begin(inputs)
+            logits: mx.array = self._model(inputs[:, None], cache=self._decode_caches)
+        finally:
+            self._decode_step.end()
         return logits[:, -1].astype(mx.float32)
 
-    def _cuda_decode(self, group: KVGroup, kernels: CudaKernels) -> CudaDecode | None:
-        path = shape_path(
+    def _is_fused_on_cuda(self, group: KVGroup) -> bool:
+        return shape_path(
             backend="cuda",
             dtype=self.pools.dtype,
             num_qo_heads=group.num_qo_heads,
             num_kv_heads=group.num_kv_heads,
             head_dim=group.head_dim,
             page_size=self.page_size,
-        )
-        if not path.is_fused:
-            return None
-        return CudaDecode(self.plans[group.index], group, self.page_size, self.pools.dtype, kernels)
+        ).is_fused
+
+    def _cuda_decode(self, group: KVGroup, kernels: CudaKernels, ropes: set[RopeShape]) -> CudaDecode:
+        return CudaDecode(self.plans[group.index], group, self.page_size, self.pools.dtype, kernels, ropes)
 
     def copy_pages(self, group: int, copies: Iterable[tuple[int, int]]) -> None:
         """Copies pages `(src, dst)` of `group`, in order (copy-on-write)."""

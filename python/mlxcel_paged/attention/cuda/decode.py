@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import mlx.core as mx
 
 from mlxcel_paged import _core
@@ -9,6 +11,8 @@ from mlxcel_paged.attention.cuda.decode_launch import DecodeLaunch
 from mlxcel_paged.attention.cuda.device_plan import DevicePlan
 from mlxcel_paged.attention.cuda.library import CudaKernels
 from mlxcel_paged.attention.cuda.pool_layout import PoolStrides
+from mlxcel_paged.attention.rotation_tables import RotationTable
+from mlxcel_paged.kernels_cuda.variant import RopeShape
 from mlxcel_paged.kvcache.handle import KeyHandle
 from mlxcel_paged.kvcache.layout import KVGroup
 from mlxcel_paged.kvcache.pools import LAYOUT
@@ -33,6 +37,7 @@ class CudaDecode:
         page_size: Tokens in a page, a power of two.
         dtype: Dtype of queries and pools.
         kernels: The GPU's kernels.
+        ropes: What the layers' launches may be asked to apply.
     """
 
     def __init__(
@@ -42,9 +47,10 @@ class CudaDecode:
         page_size: int,
         dtype: mx.Dtype,
         kernels: CudaKernels,
+        ropes: Iterable[RopeShape] = (),
     ) -> None:
         self.device_plan = DevicePlan(plan, kernels.num_workers(group.num_kv_heads), kernels.plan_step())
-        self._launch = DecodeLaunch(plan, self.device_plan, dtype, kernels)
+        self._launch = DecodeLaunch(plan, self.device_plan, dtype, kernels, ropes)
         self._strides = PoolStrides.dense(
             LAYOUT, num_kv_heads=group.num_kv_heads, page_size=page_size, head_dim=group.head_dim
         )
@@ -60,6 +66,7 @@ class CudaDecode:
         scale: float,
         sinks: mx.array | None,
         logits_soft_cap: float,
+        rotations: RotationTable | None,
     ) -> mx.array:
         """Adds one launch; `queries` and the result are `[num_rows, num_qo_heads, 1, head_dim]`.
 
@@ -67,6 +74,7 @@ class CudaDecode:
 
         Args:
             k_view, v_view: Views that begin where the layer's pools do.
+            rotations: RoPE that the queries and the handle's keys still need.
         """
         out, _ = self._launch(
             queries,
@@ -80,6 +88,7 @@ class CudaDecode:
             sinks=None if sinks is None else self._float_sinks(handle.layer, sinks),
             logits_soft_cap=logits_soft_cap,
             return_lse=False,
+            rotations=rotations,
         )
         handle.is_written = True
         return out

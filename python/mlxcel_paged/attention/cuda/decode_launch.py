@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import mlx.core as mx
 import numpy as np
 
 from mlxcel_paged import _core
 from mlxcel_paged.attention.cuda.device_plan import DevicePlan
+from mlxcel_paged.attention.cuda.kernel import Kernel
 from mlxcel_paged.attention.cuda.library import CudaKernels
 from mlxcel_paged.attention.cuda.pool_layout import PoolStrides
+from mlxcel_paged.attention.rotation_tables import RotationTable
 from mlxcel_paged.kernels_cuda.launch import OPTION_APPEND, OPTION_LSE, OPTION_SINKS
+from mlxcel_paged.kernels_cuda.variant import RopeShape
 
 _LOG2E = math.log2(math.e)
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
@@ -27,14 +31,25 @@ class DecodeLaunch:
         device_plan: It on the device.
         dtype: Dtype of queries and pools.
         kernels: The GPU's kernels.
+        ropes: What launches may be asked to apply.
     """
 
-    def __init__(self, plan: _core.DecodePlan, device_plan: DevicePlan, dtype: mx.Dtype, kernels: CudaKernels) -> None:
+    def __init__(
+        self,
+        plan: _core.DecodePlan,
+        device_plan: DevicePlan,
+        dtype: mx.Dtype,
+        kernels: CudaKernels,
+        ropes: Iterable[RopeShape] = (),
+    ) -> None:
         mirror = device_plan.mirror
         num_heads, num_kv_heads, head_dim = plan.num_qo_heads, plan.num_kv_heads, plan.head_dim
         group_size = num_heads // num_kv_heads
         self._device_plan = device_plan
-        self._kernel = kernels.decode(head_dim=head_dim, group_size=group_size, dtype=dtype)
+        self._kernels: dict[RopeShape | None, Kernel] = {
+            rope: kernels.decode(head_dim=head_dim, group_size=group_size, dtype=dtype, rope=rope)
+            for rope in (None, *ropes)
+        }
         self._dtype = dtype
         self._num_blocks = (num_kv_heads, mirror.num_workers)
         self._num_heads = num_heads
@@ -69,6 +84,7 @@ class DecodeLaunch:
         sinks: mx.array | None,
         logits_soft_cap: float,
         return_lse: bool,
+        rotations: RotationTable | None = None,
     ) -> tuple[mx.array, mx.array | None]:
         """Adds one launch; returns the result in `queries`' shape, and the LSE `[num_rows, num_qo_heads]` float32.
 
@@ -79,6 +95,7 @@ class DecodeLaunch:
             k_view, v_view: Contiguous arrays that begin where the pools do.
             strides: Of both pools.
             sinks: `[num_qo_heads]` float32.
+            rotations: RoPE that queries and new keys still need.
         """
         options = (
             (OPTION_APPEND if append else 0)
@@ -97,6 +114,7 @@ class DecodeLaunch:
             plan.state,  # offsets: rows are addressed from the start of their part of the table
             plan.work_items,
             self._arrivals if sinks is None else sinks,
+            self._arrivals if rotations is None else rotations.table,
             self._partial_out,
             self._partial_state,
             self._arrivals,
@@ -104,7 +122,7 @@ class DecodeLaunch:
         if not return_lse:
             inputs.append(self._arrivals)  # stands for lse, which is not written
         lse_shape = (queries.shape[0], self._num_heads)
-        outputs = self._kernel(
+        outputs = self._kernels[None if rotations is None else rotations.shape](
             inputs,
             (lse_shape, queries.shape) if return_lse else (queries.shape,),
             (mx.float32, self._dtype) if return_lse else (self._dtype,),

@@ -27,15 +27,16 @@ CompiledKernel = Callable[..., list[mx.array]]
 
 _INPUT_NAMES = (
     "q", "k_new", "v_new", "k_pages", "v_pages", "page_table", "lengths", "first_page_offsets", "work_items", "sinks",
-    "partial_out", "partial_state", "arrivals",
+    "rotations", "partial_out", "partial_state", "arrivals",
 )  # fmt: skip
 _BODY = """
   extern __shared__ __align__(128) char shared[];
   auto elements = [](const void* pointer) {{ return (mlxcel::u16*)pointer; }};
+  auto floats = [](const void* pointer) {{ return (float*)pointer; }};
   mlxcel::DecodeArgs args = {{
       elements(q), elements(k_new), elements(v_new), elements(k_pages), elements(v_pages), page_table, lengths,
-      first_page_offsets, work_items, (const float*)sinks, const_cast<float*>(partial_out),
-      const_cast<float*>(partial_state), const_cast<int*>(arrivals), elements(out), (float*){lse}, {scalars}}};
+      first_page_offsets, work_items, floats(sinks), floats(rotations), floats(partial_out), floats(partial_state),
+      const_cast<int*>(arrivals), elements(out), floats({lse}), {scalars}}};
   mlxcel::decode_worker(args, shared);
 """
 

@@ -15,7 +15,7 @@ from mlxcel_paged.attention.cuda.page_kernels import CudaPageKernels
 from mlxcel_paged.kernels_cuda import ENTRY_POINT, CompileError, KernelVariant, NvrtcNotFoundError
 from mlxcel_paged.kernels_cuda.cubin_cache import cached_cubin
 from mlxcel_paged.kernels_cuda.device import CudaDevice, NoCudaDeviceError, current_device
-from mlxcel_paged.kernels_cuda.variant import Dtype
+from mlxcel_paged.kernels_cuda.variant import Dtype, RopeShape
 from mlxcel_paged.kvcache.page_kernels import PageKernels
 
 logger = logging.getLogger("mlxcel_paged")
@@ -39,10 +39,14 @@ class CudaKernels:
         self._with_jit = with_jit
         self._made: dict[str, Kernel] = {}
 
-    def decode(self, *, head_dim: int, group_size: int, dtype: mx.Dtype) -> Kernel:
-        """The decode kernel of a shape."""
+    def decode(self, *, head_dim: int, group_size: int, dtype: mx.Dtype, rope: RopeShape | None = None) -> Kernel:
+        """The decode kernel of a shape, with RoPE in front if it is given."""
         variant = KernelVariant.for_shape(
-            head_dim=head_dim, group_size=group_size, dtype=DTYPES[dtype], architecture=self.device.architecture
+            head_dim=head_dim,
+            group_size=group_size,
+            dtype=DTYPES[dtype],
+            architecture=self.device.architecture,
+            rope=rope,
         )
         precompiled = self._kernel(
             "paged_decode.cu",

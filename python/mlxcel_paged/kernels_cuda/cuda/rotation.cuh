@@ -1,0 +1,1 @@
+../../../../kernels/cuda/rotation.cuh
