@@ -82,10 +82,10 @@ extern "C" __global__ void __launch_bounds__(mlxcel::kNumThreads, 1)
     mlxcel_paged_decode(const mlxcel::u16* q, const mlxcel::u16* k_new, const mlxcel::u16* v_new, mlxcel::u16* k_pages,
                         mlxcel::u16* v_pages, const int* page_table, const int* lengths, const int* first_page_offsets,
                         const int* work_items, const float* sinks, const float* rotations, float* partial_out,
-                        float* partial_state, int* arrivals, float* lse, mlxcel::u16* out, int num_items, int num_workers, int num_kv_heads,
-                        int group_size, int page_size_log2, int page_table_stride, int q_row_stride, int new_row_stride,
-                        int page_stride, int head_stride, int token_stride, int window, int options, float scale_log2,
-                        float soft_cap_log2, float soft_cap_inverse2) {
+                        float* partial_state, int* arrivals, float* lse, mlxcel::u16* out, int num_items,
+                        int num_workers, int num_kv_heads, int group_size, int page_size_log2, int page_table_stride,
+                        int q_row_stride, int new_row_stride, int page_stride, int head_stride, int token_stride,
+                        int window, int options, float scale_log2, float soft_cap_log2, float soft_cap_inverse2) {
   extern __shared__ __align__(128) char shared[];
   mlxcel::DecodeArgs args = {q, k_new, v_new, k_pages, v_pages, page_table, lengths, first_page_offsets, work_items,
                              sinks, rotations, partial_out, partial_state, arrivals, out, lse, num_items,
