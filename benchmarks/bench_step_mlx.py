@@ -19,7 +19,7 @@ of a process, then the median over processes; ratios are taken within a pair, th
 - peak: `mx.get_peak_memory()` over the timed steps, weights included; the JSON's `setup_peak_gb` covers admission.
   What prompts take is measured by bench_memory_cuda.py.
 
-Arms that end in `-plain` run without the kernel for products of a few rows; `--streamed` says what the others do.
+Arms that end in `-plain` run without our kernels outside attention; `--step-fusion` says what the others do.
 `fused-tolist` reads a step's tokens out of their array instead of through page-locked memory.
 
 With `--trace on` the JSON also has the kernels of eight further steps and their time, from CUPTI. Use it for a run
@@ -73,7 +73,7 @@ def run_arm(
         timeout_s=timeout_s,
         key="cell",
         wanted=options.cells.split(","),
-        environment=environment | arm_environment(arm, options.streamed),
+        environment=environment | arm_environment(arm, options.step_fusion),
     )
 
 
@@ -102,7 +102,7 @@ def write(options: argparse.Namespace, results: list[dict[str, Any]], counter: s
         "shape": options.shape,
         "bits": options.bits,
         "page_size": options.page_size,
-        "streamed": options.streamed,
+        "step_fusion": options.step_fusion,
         "warm_up": options.warm_up,
         "steps": options.steps,
         "graph_counter": counter,
@@ -136,7 +136,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--bits", type=int, default=0, choices=(0, 4, 8))
     parser.add_argument(
-        "--streamed", default="default", choices=("default", "on", "off"), help="our kernel for products of a few rows"
+        "--step-fusion", default="default", choices=("default", "on", "off"), help="our kernels outside attention"
     )
     parser.add_argument("--page-size", type=int, default=32, help="the engine's default")
     parser.add_argument("--shape", default=TARGET_SHAPE, choices=SHAPES)

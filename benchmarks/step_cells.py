@@ -22,10 +22,10 @@ CELLS: dict[str, tuple[int, ...]] = {
 """Tokens of context that each sequence of the batch begins with."""
 
 ARMS = ("mlx-lm", "fused", "fused-plain", "fused-tolist", "gather", "gather-plain")
-"""`-plain`: without the kernel for products of a few rows, whatever the default is. `-tolist`: a step's tokens are read
+"""`-plain`: without our kernels outside attention, whatever the default is. `-tolist`: a step's tokens are read
 out of their array, which moves it to managed memory, and not by the engine's `TokenReader`."""
 
-STREAMED_PRODUCTS = "MLXCEL_PAGED_STREAMED_PRODUCTS"
+STEP_FUSION = "MLXCEL_PAGED_STEP_FUSION"
 
 # mlx-lm's step over ours, at least.
 STEP_TARGETS = {
@@ -42,8 +42,8 @@ STEP_TARGETS = {
 STEP_TARGETS_4BIT = {"16x4K": 3.0}
 # The gather arm's step over the fused one's, at least.
 GATHER_TARGETS = {"4x4K": 2.0, "4x16K": 2.0, "16x4K": 2.0, "1x16K": 2.0, "1x32K": 2.0, "mixed": 2.0}
-# The fused step over the one without the kernel for products of a few rows, at most.
-STREAMED_TARGETS = {"4x4K": 0.8}
+# The fused step over the one without our kernels outside attention, at most.
+FUSION_TARGETS = {"4x4K": 0.8}
 # Our peak memory over mlx-lm's from the prompts on, at most.
 MEMORY_TARGETS = {"4x16K": 0.6}
 
@@ -53,17 +53,17 @@ def attention_path(arm: str) -> str:
     return arm.removesuffix("-plain").removesuffix("-tolist")
 
 
-def arm_environment(arm: str, streamed: str) -> dict[str, str]:
+def arm_environment(arm: str, fusion: str) -> dict[str, str]:
     """Variables that the arm's process has beside the others.
 
     Args:
         arm: One of `ARMS`.
-        streamed: `on`, `off` or `default`: the kernel for products of a few rows where the arm does not say.
+        fusion: `on`, `off` or `default`: our kernels outside attention where the arm does not say.
     """
     if arm == "mlx-lm":
         return {}
-    chosen = "off" if arm.endswith("-plain") else streamed
-    return {} if chosen == "default" else {STREAMED_PRODUCTS: "1" if chosen == "on" else "0"}
+    chosen = "off" if arm.endswith("-plain") else fusion
+    return {} if chosen == "default" else {STEP_FUSION: "1" if chosen == "on" else "0"}
 
 
 @dataclass(frozen=True, slots=True)

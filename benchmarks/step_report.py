@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from step_cells import CELLS, GATHER_TARGETS, STEP_TARGETS, STEP_TARGETS_4BIT, STREAMED_TARGETS
+from step_cells import CELLS, FUSION_TARGETS, GATHER_TARGETS, STEP_TARGETS, STEP_TARGETS_4BIT
 
 Result = dict[str, Any]
 # Key, arm above, arm below, number.
 _RATIOS = (
     ("step_ratio", "mlx-lm", "fused", "step_ms"),
     ("gather_ratio", "gather", "fused", "step_ms"),
-    ("streamed_ratio", "fused", "fused-plain", "step_ms"),
+    ("fusion_ratio", "fused", "fused-plain", "step_ms"),
     ("read_ratio", "fused", "fused-tolist", "step_ms"),
     ("memory_ratio", "fused", "mlx-lm", "peak_gb"),
 )
@@ -71,7 +71,7 @@ def _verdicts(row: dict[str, Any], bits: int) -> dict[str, dict[str, Any]]:
     targets = (
         ("step_ratio", step_targets.get(name), operator.ge),
         ("gather_ratio", None if bits else GATHER_TARGETS.get(name), operator.ge),
-        ("streamed_ratio", None if bits else STREAMED_TARGETS.get(name), operator.le),
+        ("fusion_ratio", None if bits else FUSION_TARGETS.get(name), operator.le),
     )
     return {
         key: {"wanted": wanted, "met": None if row[key] is None else is_met(row[key], wanted)}
@@ -124,7 +124,7 @@ def _ratio_text(row: dict[str, Any], key: str) -> str:
     text = f"{row[key]:.2f}, {spread['min']:.2f} to {spread['max']:.2f} in {spread['pairs']}"
     target = row["targets"].get(key)
     if target:
-        sign = "<=" if key == "streamed_ratio" else ">="
+        sign = "<=" if key == "fusion_ratio" else ">="
         text += f" ({'met' if target['met'] else '**missed**'}, {sign} {target['wanted']})"
     return text
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from graph_counter import Counters
-from step_cells import CELLS, SHAPES, STREAMED_PRODUCTS, attention_path
+from step_cells import CELLS, SHAPES, STEP_FUSION, attention_path
 
 # Steps behind the timed ones, with events around each graph launch.
 PROFILED_STEPS = 8
@@ -116,7 +116,7 @@ def measure(
     return {
         "cell": name,
         "arm": options.arm,
-        "streamed_products": os.environ.get(STREAMED_PRODUCTS),
+        "step_fusion": os.environ.get(STEP_FUSION),
         "step_ms": round(statistics.fmean(wall) * 1e3, 3),
         "step_median_ms": round(statistics.median(wall) * 1e3, 3),
         "step_p90_ms": round(statistics.quantiles(wall, n=10)[-1] * 1e3, 3),

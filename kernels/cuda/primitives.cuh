@@ -106,6 +106,13 @@ struct F16 {
         : "r"(pair));
     return result;
   }
+  static constexpr u32 kOneTile[4] = {0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u};
+  // Two integers below 1024, in the halves of a word, as elements: exact.
+  __device__ __forceinline__ static u32 small_integers(u32 values) {
+    u32 result;
+    asm("sub.f16x2 %0, %1, %2;\n" : "=r"(result) : "r"(values | 0x64006400u), "r"(0x64006400u));
+    return result;
+  }
 };
 
 struct Bf16 {
@@ -123,9 +130,23 @@ struct Bf16 {
   __device__ __forceinline__ static Float2 unpack(u32 pair) {
     return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
   }
+  static constexpr u32 kOneTile[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
+  // Two integers below 128, in the halves of a word, as elements: exact. A subtraction of pairs needs sm_90.
+  __device__ __forceinline__ static u32 small_integers(u32 values) {
+    u32 result;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;\n"
+        : "=r"(result)
+        : "r"(values | 0x43004300u), "r"(0x3f803f80u), "r"(0xc300c300u));
+    return result;
+  }
 };
 
 // ---- arithmetic ---------------------------------------------------------------------------------------------------
+
+// Four of the eight bytes of `low` and `high`, one hexadecimal digit each.
+__device__ __forceinline__ u32 choose_bytes(u32 low, u32 high, u32 digits) {
+  return __byte_perm(low, high, digits);
+}
 
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
@@ -187,6 +208,57 @@ __device__ __forceinline__ Int4 load_streamed(const void* pointer) {
   return value;
 }
 
+// The same for 4, 8 or 16 bytes.
+template <int kWords>
+__device__ __forceinline__ void load_streamed(u32 (&words)[kWords], const void* pointer) {
+  static_assert(kWords == 1 || kWords == 2 || kWords == 4, "4, 8 or 16 bytes");
+  if constexpr (kWords == 1) {
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1];\n" : "=r"(words[0]) : "l"(pointer));
+  } else if constexpr (kWords == 2) {
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];\n"
+                 : "=r"(words[0]), "=r"(words[1])
+                 : "l"(pointer));
+  } else {
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "l"(pointer));
+  }
+}
+
+// What belongs to weights, but lies in pieces smaller than a sector: neighbours find it in L1. One element of 16 bits,
+// or two in a word.
+template <int kElements>
+__device__ __forceinline__ u32 load_constant(const u16* pointer) {
+  static_assert(kElements == 1 || kElements == 2, "2 or 4 bytes");
+  u32 word;
+  if constexpr (kElements == 1) {
+    u16 element;
+    asm volatile("ld.global.nc.L2::128B.u16 %0, [%1];\n" : "=h"(element) : "l"(pointer));
+    word = element;
+  } else {
+    asm volatile("ld.global.nc.L2::128B.u32 %0, [%1];\n" : "=r"(word) : "l"(pointer));
+  }
+  return word;
+}
+
+__device__ __forceinline__ bool is_aligned(const void* pointer) {
+  return reinterpret_cast<unsigned long long>(pointer) % 16 == 0;
+}
+
+// 8 elements that begin anywhere.
+__device__ __forceinline__ Int4 load_elements(const u16* pointer) {
+  u32 pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    u16 low, high;
+    asm volatile("ld.global.u16 %0, [%1];\n" : "=h"(low) : "l"(pointer + 2 * i));
+    asm volatile("ld.global.u16 %0, [%1];\n" : "=h"(high) : "l"(pointer + 2 * i + 1));
+    pairs[i] = u32(low) | u32(high) << 16;
+  }
+  return {static_cast<int>(pairs[0]), static_cast<int>(pairs[1]), static_cast<int>(pairs[2]),
+          static_cast<int>(pairs[3])};
+}
+
 __device__ __forceinline__ void store(void* pointer, const Int4& value) {
   asm volatile("st.global.v4.s32 [%0], {%1, %2, %3, %4};\n" ::"l"(pointer), "r"(value.x), "r"(value.y), "r"(value.z),
                "r"(value.w)
@@ -227,6 +299,8 @@ __device__ __forceinline__ void store_to_host(int* pointer, int value) {
 __device__ __forceinline__ void fence_host() { asm volatile("fence.acq_rel.sys;\n" ::: "memory"); }
 
 // ---- warp collectives ---------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ u32 warp_value(u32 value, int lane) { return __shfl_sync(kFullMask, value, lane); }
 
 __device__ __forceinline__ float warp_xor_max(float value, int lane_mask) {
   return fmaxf(value, __shfl_xor_sync(kFullMask, value, lane_mask));

@@ -1,5 +1,5 @@
-// `projection.cuh` as a kernel of its own, for compile tests and benchmarks. MLXCEL_BF16: 0 = f16, 1 = bf16;
-// MLXCEL_ROW_TILES: 1 for up to 8 rows, 2 for up to 16.
+// `projection.cuh` as a kernel of its own, for compile tests. MLXCEL_BF16: 0 = f16, 1 = bf16; MLXCEL_NUM_PARTS: matrices
+// that a launch serves, 1 to 3.
 #include "projection.cuh"
 
 #if MLXCEL_BF16
@@ -8,8 +8,11 @@ using Element = mlxcel::Bf16;
 using Element = mlxcel::F16;
 #endif
 
+struct Parts {
+  mlxcel::DensePart parts[MLXCEL_NUM_PARTS];
+};
+
 extern "C" __global__ void __launch_bounds__(mlxcel::kProjectionThreads, 2)
-    mlxcel_projection(const mlxcel::u16* x, const mlxcel::u16* w, mlxcel::u16* y, int num_rows, int num_features,
-                      int num_inner) {
-  mlxcel::project_rows<Element, MLXCEL_ROW_TILES>(x, w, y, num_rows, num_features, num_inner);
+    mlxcel_projection(const mlxcel::u16* x, Parts all, int num_rows, int num_inner) {
+  mlxcel::project_rows<Element>(x, all.parts, num_rows, num_inner);
 }

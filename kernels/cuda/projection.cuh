@@ -1,34 +1,25 @@
-// Products of a few rows with a weight matrix: y = x w^T, bound by reading w once. A warp holds 16 features of w as the
-// left operand of the tensor cores, up to 8 rows of x a tile as the right one; the block's warps share the inner
-// dimension. A row's bits depend neither on the other rows nor on their number.
+// Products of a few rows with dense weights: y = x w^T + bias, bound by reading w once. A warp holds 16 features of w as
+// the left operand of the tensor cores, up to 8 rows of x a tile as the right one; the block's warps share the inner
+// dimension. A row's bits depend neither on the other rows nor on their number, nor on the matrices of the launch.
 #pragma once
-#include "primitives.cuh"
+#include "projection_block.cuh"
 
 namespace mlxcel {
 
-constexpr int kProjectionWarps = 8;
-constexpr int kProjectionThreads = 32 * kProjectionWarps;
-constexpr int kProjectionFeatures = 16;  // of one tensor-core tile
-constexpr int kProjectionRows = 8;       // of one tensor-core tile
-constexpr int kProjectionChunk = 64;     // inner elements that a warp takes at once: a cache line of every feature
+constexpr int kProjectionChunk = 64;  // inner elements that a warp takes at once: a cache line of every feature
 
-using ProjectionSums = float[kProjectionFeatures * kProjectionRows];  // of one pair of tiles and one warp
+using DensePart = ProjectionPart<const u16*>;
 
-// Blocks: num_features / (16 * kFeatureTiles), each with kProjectionThreads threads. x is [num_rows, num_inner], w
-// [num_features, num_inner], y [num_rows, num_features], all contiguous and 16-byte aligned. num_rows <= 8 * kRowTiles,
-// num_features a multiple of the block's, num_inner of 64.
-//
 // The order of the inner dimension does not matter to a product, so a lane's 16 bytes, 8 neighbours, stand for the
 // places of the fragments that it holds: no shuffling, no shared memory on the way in.
 template <class Element, int kRowTiles, int kFeatureTiles>
-__device__ __forceinline__ void project(const u16* x, const u16* w, u16* y, int num_rows, int num_features,
+__device__ __forceinline__ void project(const u16* x, const DensePart& part, int first_feature, int num_rows,
                                         int num_inner, ProjectionSums* sums) {
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = lane >> 2, member = lane & 3;
-  int first_feature = blockIdx.x * (kProjectionFeatures * kFeatureTiles);
   float sum[kFeatureTiles][kRowTiles][4] = {};
 
   constexpr int kDepth = 4 / (kFeatureTiles * kRowTiles);  // chunks in flight a warp
-  const u16* my_w = w + static_cast<i64>(first_feature + group) * num_inner + member * 8;
+  const u16* my_w = part.weights + static_cast<i64>(first_feature + group) * num_inner + member * 8;
   const u16* my_x = x + static_cast<i64>(group) * num_inner + member * 8;
   int num_chunks = num_inner / kProjectionChunk;
 #pragma unroll 1
@@ -81,39 +72,33 @@ __device__ __forceinline__ void project(const u16* x, const u16* w, u16* y, int 
     }
   }
 
-#pragma unroll
-  for (int f = 0; f < kFeatureTiles; ++f) {
-#pragma unroll
-    for (int r = 0; r < kRowTiles; ++r) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        int feature = group + i / 2 * 8, row = 2 * member + i % 2;
-        sums[warp * kFeatureTiles * kRowTiles + f * kRowTiles + r][row * kProjectionFeatures + feature] = sum[f][r][i];
-      }
-    }
-  }
-  __syncthreads();
-  constexpr int kTileValues = kProjectionFeatures * kProjectionRows;
-  for (int i = threadIdx.x; i < kFeatureTiles * kRowTiles * kTileValues; i += kProjectionThreads) {
-    int tile = i / kTileValues, place = i % kTileValues;
-    float total = 0;
-#pragma unroll
-    for (int other = 0; other < kProjectionWarps; ++other) total += sums[other * kFeatureTiles * kRowTiles + tile][place];
-    int row = tile % kRowTiles * kProjectionRows + place / kProjectionFeatures;
-    int feature = first_feature + tile / kRowTiles * kProjectionFeatures + place % kProjectionFeatures;
-    if (row < num_rows) y[static_cast<i64>(row) * num_features + feature] = static_cast<u16>(Element::pack(total, 0.f));
+  finish_rows<Element, kRowTiles, kFeatureTiles>(sum, part, first_feature, num_rows, sums);
+}
+
+template <class Element, int kRowTiles, int kNumParts>
+__device__ __forceinline__ void project_tiles(const u16* x, const DensePart (&parts)[kNumParts], int num_rows,
+                                              int num_inner, ProjectionSums* sums) {
+  DensePart part;
+  if (has_single_tiles(parts)) {
+    int first_feature = own_part(parts, kProjectionFeatures, part);
+    project<Element, kRowTiles, 1>(x, part, first_feature, num_rows, num_inner, sums);
+  } else {
+    int first_feature = own_part(parts, 2 * kProjectionFeatures, part);
+    project<Element, kRowTiles, 2>(x, part, first_feature, num_rows, num_inner, sums);
   }
 }
 
-// As above; the grid says how many feature tiles are a block's, 1 or 2.
-template <class Element, int kRowTiles>
-__device__ __forceinline__ void project_rows(const u16* x, const u16* w, u16* y, int num_rows, int num_features,
+// Blocks: the features of all parts / (16 * feature tiles of a block, 1 or 2), each of kProjectionThreads threads. x is
+// [num_rows, num_inner], num_rows <= 16; everything is contiguous and 16-byte aligned. The features of every part are a
+// multiple of the block's, num_inner of 64.
+template <class Element, int kNumParts>
+__device__ __forceinline__ void project_rows(const u16* x, const DensePart (&parts)[kNumParts], int num_rows,
                                              int num_inner) {
-  __shared__ ProjectionSums sums[kProjectionWarps * 2 * kRowTiles];
-  if (static_cast<int>(gridDim.x) * kProjectionFeatures == num_features) {
-    project<Element, kRowTiles, 1>(x, w, y, num_rows, num_features, num_inner, sums);
+  __shared__ ProjectionSums sums[kProjectionWarps * kProjectionMaxTiles];
+  if (num_rows <= kProjectionRows) {
+    project_tiles<Element, 1>(x, parts, num_rows, num_inner, sums);
   } else {
-    project<Element, kRowTiles, 2>(x, w, y, num_rows, num_features, num_inner, sums);
+    project_tiles<Element, 2>(x, parts, num_rows, num_inner, sums);
   }
 }
 

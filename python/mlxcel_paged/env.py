@@ -15,7 +15,7 @@ logger = logging.getLogger("mlxcel_paged")
 
 NATIVE_ATTENTION = "MLXCEL_PAGED_ATTENTION_NATIVE"
 CACHE_DIR = "MLXCEL_PAGED_CACHE_DIR"
-STREAMED_PRODUCTS = "MLXCEL_PAGED_STREAMED_PRODUCTS"
+STEP_FUSION = "MLXCEL_PAGED_STEP_FUSION"
 API_KEY = "MLXCEL_PAGED_API_KEY"
 
 _OFF = frozenset({"0", "false", "off", "no"})
@@ -44,13 +44,13 @@ def native_attention() -> NativeAttention:
     return NativeAttention.POLICY
 
 
-def streamed_products() -> bool:
-    """Reads `MLXCEL_PAGED_STREAMED_PRODUCTS`: whether the products of a decode batch run on our CUDA kernel, and its
-    RoPE inside attention; on unless switched off."""
-    raw = os.environ.get(STREAMED_PRODUCTS)
+def step_fusion() -> bool:
+    """Reads `MLXCEL_PAGED_STEP_FUSION`: whether a decode step on an NVIDIA GPU uses our kernels outside attention too;
+    on unless switched off."""
+    raw = os.environ.get(STEP_FUSION)
     value = (raw or "").strip().lower()
     if value and value not in _OFF | _FORCE:
-        _report_once(STREAMED_PRODUCTS, raw or "", "they are on; use 0 or 1")
+        _report_once(STEP_FUSION, raw or "", "it is on; use 0 or 1")
     return value not in _OFF
 
 

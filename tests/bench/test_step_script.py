@@ -14,7 +14,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-from step_cells import STREAMED_PRODUCTS, arm_environment  # noqa: E402
+from step_cells import STEP_FUSION, arm_environment  # noqa: E402
 from step_report import markdown, summarize  # noqa: E402
 
 
@@ -42,14 +42,14 @@ def test_every_arm_runs_on_its_own_path(tmp_path: Path) -> None:
         assert row["targets"] == {}, "the targets are for the shapes of an 8B model"
 
 
-@pytest.mark.parametrize(("streamed", "wanted"), [("default", None), ("on", "1"), ("off", "0")])
-def test_arms_choose_how_products_run(streamed: str, wanted: str | None) -> None:
-    """A plain arm never takes the kernel, and mlx-lm is left as it is."""
-    chosen = {} if wanted is None else {STREAMED_PRODUCTS: wanted}
-    assert arm_environment("fused", streamed) == arm_environment("gather", streamed) == chosen
-    assert arm_environment("fused-plain", streamed) == {STREAMED_PRODUCTS: "0"}
-    assert arm_environment("gather-plain", streamed) == {STREAMED_PRODUCTS: "0"}
-    assert arm_environment("mlx-lm", streamed) == {}
+@pytest.mark.parametrize(("fusion", "wanted"), [("default", None), ("on", "1"), ("off", "0")])
+def test_arms_choose_whether_steps_are_fused(fusion: str, wanted: str | None) -> None:
+    """A plain arm never takes our kernels, and mlx-lm is left as it is."""
+    chosen = {} if wanted is None else {STEP_FUSION: wanted}
+    assert arm_environment("fused", fusion) == arm_environment("gather", fusion) == chosen
+    assert arm_environment("fused-plain", fusion) == {STEP_FUSION: "0"}
+    assert arm_environment("gather-plain", fusion) == {STEP_FUSION: "0"}
+    assert arm_environment("mlx-lm", fusion) == {}
 
 
 def test_plain_arms_are_compared_with_their_own_path(tmp_path: Path) -> None:
@@ -57,10 +57,10 @@ def test_plain_arms_are_compared_with_their_own_path(tmp_path: Path) -> None:
         tmp_path / "step.json", "--cells", "4x64", "--arms", "fused,fused-plain", "--counter", "off"
     )
     assert status == 0
-    assert [result["streamed_products"] for result in document["results"]] == [None, "0"]
+    assert [result["step_fusion"] for result in document["results"]] == [None, "0"]
     (row,) = document["rows"]
     times = {result["arm"]: result["step_ms"] for result in document["results"]}
-    assert row["streamed_ratio"] == pytest.approx(times["fused"] / times["fused-plain"], abs=1e-3)
+    assert row["fusion_ratio"] == pytest.approx(times["fused"] / times["fused-plain"], abs=1e-3)
 
 
 def test_both_ways_to_read_tokens_are_compared(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_ratios_are_taken_within_a_pair() -> None:
     (row,) = summarize(results, 0, with_targets=True)
     assert row["step_ratio"] == 4.0
     assert row["memory_ratio"] == 0.5
-    assert row["streamed_ratio"] is None
+    assert row["fusion_ratio"] is None
     assert row["gather_ratio"] is None
     assert {key: verdict["met"] for key, verdict in row["targets"].items()} == {
         "step_ratio": True,

@@ -35,17 +35,6 @@ def test_every_page_kernel_compiles(kernel: PageKernel) -> None:
     assert "warning" not in compiled.log
 
 
-@pytest.mark.parametrize("row_tiles", [1, 2])
-@pytest.mark.parametrize("is_bf16", [0, 1])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_projection_kernel_compiles(architecture: str, is_bf16: int, row_tiles: int) -> None:
-    definitions = (f"-DMLXCEL_BF16={is_bf16}", f"-DMLXCEL_ROW_TILES={row_tiles}")
-    compiled = compile_file("projection.cu", "projection", architecture, definitions)
-    assert compiled.spill_bytes == 0
-    assert 0 < compiled.num_registers <= 128, "two blocks of 256 threads a multiprocessor"
-    assert "warning" not in compiled.log
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_plan_kernel_compiles(architecture: str) -> None:
     compiled = compile_file("plan_step.cu", "plan_step", architecture)

@@ -66,7 +66,7 @@ def test_the_form_that_mlx_compiles() -> None:
 
 
 def logits(family: str, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch, *, in_kernel: bool) -> list[Any]:
-    monkeypatch.setenv("MLXCEL_PAGED_STREAMED_PRODUCTS", "1" if in_kernel else "0")
+    monkeypatch.setenv("MLXCEL_PAGED_STEP_FUSION", "1" if in_kernel else "0")
     loaded = on_gpu(family, dtype)
     # Only RoPE is to differ.
     monkeypatch.setattr("mlxcel_paged.models.paged_model.stream_products", lambda *_: 0)

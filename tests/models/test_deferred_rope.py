@@ -121,7 +121,7 @@ def test_a_model_is_left_as_it_is_to_everybody_else() -> None:
 
 
 def test_the_switch_leaves_the_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLXCEL_PAGED_STREAMED_PRODUCTS", "0")
+    monkeypatch.setenv("MLXCEL_PAGED_STEP_FUSION", "0")
     loaded = loaded_tiny("llama")
     paged, kernels = on_doubles(loaded)
     assert largest_difference(decoded(paged), own_cache(loaded.model)) <= 2e-4

@@ -65,7 +65,7 @@ class KeyHandle:
         if rotation is not self.rotation:
             raise RotationError(
                 f"layer {self.layer} attends with queries and keys that await different rotations"
-                " (hint: MLXCEL_PAGED_STREAMED_PRODUCTS=0)"
+                " (hint: MLXCEL_PAGED_STEP_FUSION=0)"
             )
         return queries
 

@@ -86,7 +86,7 @@ class Unrotated:
     def __getattr__(self, name: str) -> NoReturn:
         raise RotationError(
             f"the model reads `{name}` of rotated queries or keys before its attention"
-            " (hint: MLXCEL_PAGED_STREAMED_PRODUCTS=0)"
+            " (hint: MLXCEL_PAGED_STEP_FUSION=0)"
         )
 
 

@@ -72,8 +72,8 @@ class PagedModel:
         self.max_context = max_context
         on_cpu = loaded.device == "cpu"
         kernels = None if on_cpu else kernels or cuda_kernels()
-        if kernels is not None and env.streamed_products():
-            stream_products(loaded.model, self.layout.dtype)
+        if kernels is not None and env.step_fusion():
+            stream_products(loaded.model, self.layout.dtype, self.layout.num_layers)
         page_kernels = None if kernels is None else kernels.pages()
         self.pools = KVPools(self.layout, counts, page_size, on_cpu=on_cpu, page_kernels=page_kernels)
         self.page_pools = [_core.PagePool(count) for count in counts]
@@ -95,7 +95,7 @@ class PagedModel:
         ropes: list[set[RopeShape]] = [set() for _ in self.layout.groups]
         if kernels is not None and arm != "gather":
             served = [self._is_fused_on_cuda(group) for group in self.layout.groups]
-            if all(served) and env.streamed_products():
+            if all(served) and env.step_fusion():
                 ropes = defer_rope(loaded.model, self.layout)
             cuda = [
                 self._cuda_decode(group, kernels, shapes) if is_served else None

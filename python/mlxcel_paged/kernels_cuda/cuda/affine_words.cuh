@@ -1,0 +1,1 @@
+../../../../kernels/cuda/affine_words.cuh

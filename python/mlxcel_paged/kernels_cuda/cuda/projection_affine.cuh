@@ -1,0 +1,1 @@
+../../../../kernels/cuda/projection_affine.cuh

@@ -1,0 +1,93 @@
+"""The kernel for products of a few rows with dense weights: what it serves, and its launch through MLX."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+
+from mlxcel_paged.kernels_cuda.jit_header import jit_header
+from mlxcel_paged.models.product_grid import ELEMENTS, NUM_THREADS, TILE_FEATURES, num_product_blocks
+
+logger = logging.getLogger("mlxcel_paged")
+
+MIN_ROWS = 2  # MLX's own product of one row is as fast
+_INNER_MULTIPLE = 64
+
+
+def serves_dense(weight: mx.array) -> bool:
+    """Whether the kernel computes with `weight`, `[features, inner]`."""
+    return (
+        weight.ndim == 2
+        and weight.dtype in ELEMENTS
+        and weight.shape[0] % TILE_FEATURES == 0
+        and weight.shape[1] % _INNER_MULTIPLE == 0
+    )
+
+
+def dense_products(
+    x: mx.array, weights: Sequence[mx.array], biases: Sequence[mx.array | None] = (None,)
+) -> list[mx.array]:
+    """Returns `x` times the transpose of each weight, plus its bias, `[rows, 1, features]`, from one launch.
+
+    A row has the same bits in every batch and beside whatever other weights; sums are float32 and rounded once.
+
+    Args:
+        x: `[rows, 1, inner]`, 2 to 16 rows.
+        weights: `[features, inner]` each, in the dtype of `x`, served by the kernel.
+        biases: `[features]` each, in the dtype of `x`.
+    """
+    num_rows = x.shape[0]
+    features = [weight.shape[0] for weight in weights]
+    inputs = [x]
+    for weight, bias in zip(weights, biases, strict=True):
+        inputs.append(weight)
+        if bias is not None:
+            inputs.append(bias)
+    outputs: list[mx.array] = _kernel(x.dtype, tuple(bias is not None for bias in biases))(
+        inputs=inputs,
+        output_shapes=[(num_rows, 1, count) for count in features],
+        output_dtypes=[x.dtype] * len(features),
+        grid=(num_product_blocks(features) * NUM_THREADS, 1, 1),
+        threadgroup=(NUM_THREADS, 1, 1),
+    )
+    return outputs
+
+
+@cache
+def dense_kernel_compiles(dtype: mx.Dtype) -> bool:
+    """Whether MLX can compile and run the kernel for `dtype` here."""
+    weight = mx.zeros((TILE_FEATURES, _INNER_MULTIPLE), dtype)
+    try:
+        mx.eval(dense_products(mx.zeros((MIN_ROWS, 1, _INNER_MULTIPLE), dtype), [weight]))
+    except RuntimeError as error:
+        logger.warning("MLX cannot compile the kernel for dense products, cuBLAS serves instead: %s", error)
+        return False
+    return True
+
+
+@cache
+def _kernel(dtype: mx.Dtype, has_bias: tuple[bool, ...]) -> Any:
+    element, count = ELEMENTS[dtype], len(has_bias)
+    names, parts = ["x"], []
+    for i, biased in enumerate(has_bias):
+        names += [f"w{i}", f"b{i}"] if biased else [f"w{i}"]
+        bias = f"(const u16*)b{i}" if biased else "nullptr"
+        # The text w0_shape makes MLX pass the shape by value.
+        parts.append(f"{{(const u16*)w{i}, {bias}, (u16*)y{i}, w{i}_shape[0]}}")
+    mask = "".join(str(int(biased)) for biased in has_bias)
+    return mx.fast.cuda_kernel(
+        name=f"mlxcel_projection_{element}_{mask}",
+        input_names=names,
+        output_names=[f"y{i}" for i in range(count)],
+        header=jit_header("projection.cuh", num_threads=NUM_THREADS, min_blocks=2),
+        source=f"""
+  using mlxcel::u16;
+  const mlxcel::DensePart parts[{count}] = {{{", ".join(parts)}}};
+  mlxcel::project_rows<mlxcel::{element}>((const u16*)x, parts, x_shape[0], x_shape[2]);
+""",
+        ensure_row_contiguous=True,
+    )

@@ -1,0 +1,113 @@
+"""Computes the products that layers make of one and the same input in one launch.
+
+Query, key and value projections see one array, and so do gate and up. A launch costs the host microseconds and a small
+product leaves most of a GPU idle, so the layer that is called first computes for all, and its siblings pick their
+outputs up.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxcel_paged.models.decode_trace import trace_decode
+from mlxcel_paged.models.product_grid import MAX_PARTS
+
+Launch = Callable[[Sequence[Any], mx.array], list[mx.array] | None]
+"""Returns the products of some layers with an input, or None if the kernel does not serve it."""
+
+
+class Siblings:
+    """Two or three layers that are called with the same array in a decode pass.
+
+    Whether a call has the input of the launch before is a matter of the object, not of its values. That holds as long
+    as nobody changes the array in place between two calls, which no model of mlx-lm does; the self-check would show it.
+
+    Nothing outlives the input: outputs are dropped with the array that they were computed from, taken or not.
+
+    Args:
+        layers: The layers; each has its index as `place`.
+        launch: The launch for layers of their kind.
+    """
+
+    __slots__ = ("_input", "_launch", "_layers", "_outputs")
+
+    def __init__(self, layers: Sequence[nn.Module], launch: Launch) -> None:
+        self._layers = tuple(layers)
+        self._launch = launch
+        self._input: weakref.ref[mx.array] | None = None
+        self._outputs: list[mx.array | None] = []
+
+    def take(self, place: int, x: mx.array) -> mx.array | None:
+        """Returns the product of the layer at `place` with `x`, or None if that layer has to compute it alone."""
+        if self._input is not None:
+            is_same = self._input() is x
+            output = self._outputs[place]
+            if is_same and output is not None:
+                self._outputs[place] = None
+                if not any(other is not None for other in self._outputs):
+                    self._forget()
+                return output
+            # Called twice with one array, or with another one while its own waits. Only a layer that has taken what was
+            # computed for it begins a new round.
+            if is_same or output is not None:
+                return None
+        outputs = self._launch(self._layers, x)
+        if outputs is None:
+            return None
+        mine = outputs[place]
+        self._outputs = [output if i != place else None for i, output in enumerate(outputs)]
+        self._input = weakref.ref(x, self._forget)
+        return mine
+
+    @property
+    def num_waiting(self) -> int:
+        """Outputs that were computed and not taken yet."""
+        return sum(output is not None for output in self._outputs)
+
+    def _forget(self, dead: weakref.ref[mx.array] | None = None) -> None:
+        if dead is None or dead is self._input:
+            self._input = None
+            self._outputs = []
+
+
+def join_siblings(
+    model: nn.Module, num_caches: int, layers: Sequence[nn.Module], launch_of: Callable[[nn.Module], Launch]
+) -> int:
+    """Makes siblings of those of `layers` that a decode pass calls with the same array.
+
+    Args:
+        num_caches: Caches that the model is called with.
+        layers: Layers of the model, each with `siblings`, `place` and `product_kind()`: layers of one kind can share a
+            launch, those of kind None cannot.
+        launch_of: The launch for all layers of a layer's kind.
+
+    Returns:
+        The layers that have siblings now.
+    """
+    for layer in layers:
+        layer.siblings = None
+    trace = trace_decode(model, num_caches, layers)
+    num_calls: dict[int, int] = {}
+    groups: dict[Hashable, list[nn.Module]] = {}
+    for call in trace.calls:
+        num_calls[id(call.module)] = num_calls.get(id(call.module), 0) + 1
+        kind = call.module.product_kind()
+        if kind is not None and len(call.args) == 1 and not call.kwargs:
+            groups.setdefault((id(call.args[0]), kind), []).append(call.module)
+    joined = 0
+    for group in groups.values():
+        once = [layer for layer in group if num_calls[id(layer)] == 1]
+        for begin in range(0, len(once), MAX_PARTS):
+            members = once[begin : begin + MAX_PARTS]
+            if len(members) < 2:
+                continue
+            siblings = Siblings(members, launch_of(members[0]))
+            for place, layer in enumerate(members):
+                layer.siblings, layer.place = siblings, place
+            joined += len(members)
+    return joined
