@@ -30,7 +30,7 @@ class ModelText:
     def __init__(self, model: ServedModel, config: ServerConfig) -> None:
         self.name = config.served_model_name or model.name
         self._aliases = frozenset(config.model_aliases)
-        self.encoder = PromptEncoder(model.tokenizer, model.vocab_size)
+        self.encoder = PromptEncoder(model.tokenizer, model.vocab_size, model.max_context)
         self.detokenizers = DetokenizerFactory(model.tokenizer)
         self.grammars = GrammarCompiler(model.tokenizer, model.vocab_size)
         self._special_tokens = special_tokens(model.tokenizer)

@@ -13,3 +13,14 @@ class ChatTemplateError(TextError):
     """The model has no chat template, or its template refused the messages."""
 
     slug = "chat_template_error"
+
+
+class PromptTooLongError(TextError):
+    """The text cannot fit the context, however it is cut into tokens."""
+
+    slug = "context_length_exceeded"
+
+    def __init__(self, num_tokens: int, max_context: int) -> None:
+        super().__init__(
+            f"the prompt's {num_tokens} tokens, if not more, do not fit the context of {max_context} tokens"
+        )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlxcel_paged.text.errors import TextError
+from mlxcel_paged.text.errors import PromptTooLongError, TextError
+from mlxcel_paged.text.least_tokens import LeastTokens
 from mlxcel_paged.text.template import render_chat
 
 
@@ -15,17 +16,21 @@ class PromptEncoder:
     Args:
         tokenizer: a Hugging Face tokenizer or mlx-lm's TokenizerWrapper around one.
         vocab_size: number of token ids that the model has embeddings for.
+        max_context: tokens that the model can hold; text that surely has more is refused before it is tokenized.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Any, vocab_size: int, max_context: int | None = None) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._max_context = max_context
+        self._least_tokens = LeastTokens(tokenizer)
 
     def from_text(self, text: str) -> list[int]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer adds by itself (often a BOS).
 
         Raises:
             TextError: the text is empty, is no Unicode text, or has no tokens.
+            PromptTooLongError: it cannot fit the context.
         """
         if not text:
             raise TextError("the prompt is empty")
@@ -55,12 +60,18 @@ class PromptEncoder:
         Raises:
             ChatTemplateError: there is no template, or it refuses the messages.
             TextError: the rendered text is empty or no Unicode text.
+            PromptTooLongError: it cannot fit the context.
         """
         # The template writes the special tokens itself.
         return self._encode(render_chat(self._tokenizer, messages, tools), add_special_tokens=False)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         require_unicode(text)
+        # A character has at most 4 bytes, and a token at least one.
+        if self._max_context is not None and 4 * len(text) > self._max_context:
+            least = self._least_tokens.of(text)
+            if least > self._max_context:
+                raise PromptTooLongError(least, self._max_context)
         token_ids = [int(token_id) for token_id in self._tokenizer.encode(text, add_special_tokens=add_special_tokens)]
         if not token_ids:
             raise TextError("the prompt has no tokens")
