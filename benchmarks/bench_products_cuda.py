@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import graph_counter
-from pairs import run_header, write_run
+from pairs import write_run
 from products_arms import CELLS, HOST_CELLS, Case, arms_of
 
 QUICK_CELLS = ("qkv", "o", "gate_up")
@@ -98,7 +98,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                         us = device_us(counters, case, arm, num_rows)
                         if us is not None and bridge is not None:
                             us -= device_us(counters, bridge, arm, num_rows) or 0.0
-                        if us is not None:
+                        if us is not None and us > 0:
                             result["device_us"] = round(us, 2)
                             result["gb_per_s"] = round(cell.num_bytes(storage) / us / 1e3)
                     results.append(result)

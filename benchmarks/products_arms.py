@@ -88,15 +88,11 @@ class Case:
         import mlx.core as mx
 
         x = mx.random.normal((num_rows, 1, self.cell.num_inner)).astype(mx.float16)
-        worst = 0.0
-        for found, wanted in zip(
-            self._product(arm)(x, self._copies[0]), self._product("mlx")(x, self._copies[0]), strict=True
-        ):
-            wanted = wanted.reshape(found.shape)
-            worst = max(worst, float(mx.abs(found - wanted).max() / mx.abs(wanted).max()))
-            if math.isnan(worst):
-                return worst
-        return worst
+        pairs = zip(self._product(arm)(x, self._copies[0]), self._product("mlx")(x, self._copies[0]), strict=True)
+        errors = [
+            float(mx.abs(found - wanted.reshape(found.shape)).max() / mx.abs(wanted).max()) for found, wanted in pairs
+        ]
+        return math.nan if any(map(math.isnan, errors)) else max(errors)
 
     def _weights(self, cell: Cell) -> list[Any]:
         import mlx.core as mx
