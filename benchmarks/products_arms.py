@@ -47,6 +47,7 @@ _MAX_CHAIN_BYTES = 8 << 30
 
 
 def arms_of(cell: Cell) -> tuple[str, ...]:
+    """Arms that make a difference for the cell."""
     return ("mlx", "single", "siblings") if len(cell.features) > 1 else ("mlx", "single")
 
 
@@ -84,15 +85,27 @@ class Case:
         return [x, *outputs]
 
     def error(self, arm: str, num_rows: int) -> float:
-        """Largest difference from MLX's product, of its largest value."""
+        """Largest difference from products in float32, of the largest value."""
         import mlx.core as mx
 
         x = mx.random.normal((num_rows, 1, self.cell.num_inner)).astype(mx.float16)
-        pairs = zip(self._product(arm)(x, self._copies[0]), self._product("mlx")(x, self._copies[0]), strict=True)
-        errors = [
-            float(mx.abs(found - wanted.reshape(found.shape)).max() / mx.abs(wanted).max()) for found, wanted in pairs
-        ]
+        errors = []
+        for found, weight in zip(self._product(arm)(x, self._copies[0]), self._copies[0], strict=True):
+            wanted = x.reshape(num_rows, -1).astype(mx.float32) @ self._exact(weight).T
+            difference = mx.abs(found.reshape(wanted.shape).astype(mx.float32) - wanted).max()
+            errors.append(float(difference / mx.abs(wanted).max()))
         return math.nan if any(map(math.isnan, errors)) else max(errors)
+
+    def _exact(self, weight: Any) -> Any:
+        import mlx.core as mx
+
+        if self.storage == "f16":
+            return weight.astype(mx.float32)
+        shifts = mx.arange(0, 32, BITS, dtype=mx.uint32)
+        values = mx.bitwise_and(mx.right_shift(weight.words[..., None], shifts), 2**BITS - 1).astype(mx.float32)
+        values = values.reshape(*weight.scales.shape, GROUP_SIZE)
+        exact = values * weight.scales[..., None].astype(mx.float32) + weight.offsets[..., None].astype(mx.float32)
+        return exact.reshape(weight.scales.shape[0], -1)
 
     def _weights(self, cell: Cell) -> list[Any]:
         import mlx.core as mx
@@ -102,14 +115,18 @@ class Case:
         weights: list[Any] = []
         for count in cell.features:
             # Values keep their size along the chain.
-            dense = (mx.random.normal((count, cell.num_inner), mx.float16) * cell.num_inner**-0.5).astype(mx.float16)
             if self.storage == "f16":
+                dense = mx.random.normal((count, cell.num_inner), mx.float16, scale=cell.num_inner**-0.5)
+                mx.eval(dense)
                 weights.append(dense)
             else:
-                parts = mx.quantize(dense, group_size=GROUP_SIZE, bits=BITS)
-                mx.eval(parts)
-                weights.append(AffineWeight(*parts))
-            mx.eval(dense)
+                # Halves of words: random numbers have 24 bits.
+                words = mx.random.randint(0, 2**16, (count, cell.num_inner * BITS // 16), mx.uint16).view(mx.uint32)
+                spread = mx.random.uniform(0.1, 0.3, (count, cell.num_inner // GROUP_SIZE))
+                scales = (spread * cell.num_inner**-0.5).astype(mx.float16)
+                offsets = (-7.5 * scales).astype(mx.float16)
+                mx.eval(words, scales, offsets)
+                weights.append(AffineWeight(words, scales, offsets))
         return weights
 
     def _product(self, arm: str) -> Callable[[Any, Sequence[Any]], list[Any]]:
