@@ -54,6 +54,8 @@ def run_cell(cell: Cell, wanted: set[str], reader: arms.Reader, samples: int) ->
         makers["ours p16"] = lambda: arms.ours(pools, 16, "HND")
         makers["ours p64"] = lambda: arms.ours(pools, 64, "HND")
         makers["ours p16 NHD"] = lambda: arms.ours(pools, 16, "NHD")
+        makers["ours p16 overlapped"] = lambda: arms.ours(pools, 16, "HND", overlaps=True)
+        makers["ours p64 overlapped"] = lambda: arms.ours(pools, 64, "HND", overlaps=True)
     if "flashinfer" in wanted and plain:
         makers["flashinfer p16"] = lambda: arms.flashinfer(pools)
     if "xqa" in wanted and plain:

@@ -11,6 +11,7 @@ import torch
 from decode_cuda_cells import Cell
 
 from mlxcel_paged.kernels_cuda import (
+    WORKSPACE_FILL,
     CudaFunction,
     DecodeArguments,
     DecodeKernel,
@@ -93,8 +94,13 @@ def ours(
     workers: int | None = None,
     min_quanta: int = 1,
     name: str | None = None,
+    overlaps: bool = False,
 ) -> Arm:
-    """Our kernel with the balanced work list, one block a multiprocessor."""
+    """Our kernel with the balanced work list, one block a multiprocessor.
+
+    Args:
+        overlaps: Launched as XQA and FlashInfer are by default, with programmatic dependent launch. MLX cannot do so.
+    """
     cell = pools.cell
     if kernel is None:
         variant = KernelVariant.for_shape(
@@ -113,8 +119,10 @@ def ours(
     items = torch.from_numpy(work.items).cuda()
     table = pools.page_table(page_size)
     lengths = torch.tensor(pools.held(), dtype=torch.int32, device="cuda")
-    partial_out = torch.empty((max(1, work.num_partial_rows), heads, dim), device="cuda")
-    partial_state = torch.empty((max(1, work.num_partial_rows), heads, 2), device="cuda")
+    partial_out, partial_state = (
+        torch.full((max(1, work.num_partial_rows), heads, words), WORKSPACE_FILL, dtype=torch.int32, device="cuda")
+        for words in (dim, 2)
+    )
     arrivals = torch.zeros((rows, cell.num_kv_heads), dtype=torch.int32, device="cuda")
     out = torch.empty_like(pools.q)
     lse = torch.empty((rows, heads), device="cuda")
@@ -147,7 +155,7 @@ def ours(
             sm_scale=dim**-0.5,
             window=cell.lengths[0] if cell.context else 0,
         )
-        kernel.launch(arguments, torch.cuda.current_stream().cuda_stream)
+        kernel.launch(arguments, torch.cuda.current_stream().cuda_stream, overlaps_previous=overlaps)
 
     return Arm(name or f"ours p{page_size}", launch, lambda: keep[6], page_size, layout)
 

@@ -32,6 +32,8 @@ __device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shar
       u32 keys = ring + stage * kSliceBytes;
       float scores[kHeadTiles][4];
       if (step == 0) {
+        // K and V of older tokens are on their way; queries, new tokens and the workspace are the launch's before.
+        wait_for_previous_launch();
         item = load_item(args, index);
         if (!(item.flags & kItemValid)) return;
         span = resolve_span(args, item, warp);
@@ -66,8 +68,8 @@ __device__ __forceinline__ void decode_worker(const DecodeArgs& args, char* shar
     state.finish();
     // The record's second half is in L1 and was not worth its registers where they are short.
     if constexpr (kQueryInShared) item = load_item(args, index);
-    write_item(args, exchange, item, kv_head, state, !kQueryInShared && index == worker);
-    if (item.num_splits > 1 && arrives_last(args, exchange, item, kv_head)) {
+    int ticket = write_item(args, exchange, item, kv_head, state, !kQueryInShared && index == worker);
+    if (item.num_splits > 1 && is_merging_block(args, exchange, item, kv_head, ticket)) {
       merge_row(args, item, kv_head);
     }
     step = 0;

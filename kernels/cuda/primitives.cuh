@@ -59,6 +59,17 @@ __device__ __forceinline__ void store_shared(u32 shared, const Int4& value) {
                : "memory");
 }
 
+// ---- overlap with the launch before ------------------------------------------------------------------------------
+
+// Waits until the launch before on the stream has ended and its writes are visible, then lets the launch after start.
+// In that order, so that whatever runs before this line of a launch comes after the end of all launches but one. Does
+// nothing unless the host allows the overlap (programmatic stream serialization), nor before sm_90.
+__device__ __forceinline__ void wait_for_previous_launch() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+
 // ---- elements and tensor-core fragments ----------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void load_matrix_x4(u32 (&fragment)[4], u32 shared) {
@@ -265,29 +276,68 @@ __device__ __forceinline__ void store(void* pointer, const Int4& value) {
                : "memory");
 }
 
-// Partials of other blocks: read through L2, ordered after arrive_acq_rel by the block barrier that follows it.
-__device__ __forceinline__ Float4 load_shared_by_grid(const Float4* pointer) {
+// Values that blocks hand to each other during a launch. A word is its own flag: kNotWritten until its block has written
+// it, so neither side needs an order between words, and the writer does not wait for its stores to arrive. Relaxed at
+// GPU scope, with load_handed_over and store_handed_over as each other's partners. Whoever has read a word puts
+// kNotWritten back; the end of the launch orders that before the next one.
+constexpr u32 kNotWritten = 0xffffffffu;  // a NaN that no arithmetic makes
+
+__device__ __forceinline__ u32 never_not_written(float value) { return min(__float_as_uint(value), kNotWritten - 1); }
+
+// The largest word, which is kNotWritten if one of them is.
+__device__ __forceinline__ u32 largest_word(const Float4& value) {
+  return max(max(__float_as_uint(value.x), __float_as_uint(value.y)),
+             max(__float_as_uint(value.z), __float_as_uint(value.w)));
+}
+
+__device__ __forceinline__ u32 largest_word(const Float2& value) {
+  return max(__float_as_uint(value.x), __float_as_uint(value.y));
+}
+
+__device__ __forceinline__ void store_handed_over(Float4* pointer, const Float4& value) {
+  asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"l"(pointer), "r"(never_not_written(value.x)),
+               "r"(never_not_written(value.y)), "r"(never_not_written(value.z)), "r"(never_not_written(value.w))
+               : "memory");
+}
+
+__device__ __forceinline__ void store_handed_over(Float2* pointer, const Float2& value) {
+  asm volatile("st.relaxed.gpu.global.v2.b32 [%0], {%1, %2};\n" ::"l"(pointer), "r"(never_not_written(value.x)),
+               "r"(never_not_written(value.y))
+               : "memory");
+}
+
+__device__ __forceinline__ Float4 load_handed_over(const Float4* pointer) {
   Float4 value;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
                : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
                : "l"(pointer)
                : "memory");
   return value;
 }
 
-__device__ __forceinline__ Float2 load_shared_by_grid(const Float2* pointer) {
+__device__ __forceinline__ Float2 load_handed_over(const Float2* pointer) {
   Float2 value;
-  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];\n" : "=f"(value.x), "=f"(value.y) : "l"(pointer) : "memory");
+  asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];\n" : "=f"(value.x), "=f"(value.y) : "l"(pointer) : "memory");
   return value;
 }
 
-// Adds one and returns the old value. Release: the block's partials, which a block barrier put before this call, are
-// visible to whoever reads a later value. Acquire: the one who draws the last ticket sees the partials of all others.
-__device__ __forceinline__ int arrive_acq_rel(int* counter) {
+__device__ __forceinline__ void take_back(Float4* pointer) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"l"(pointer), "r"(kNotWritten) : "memory");
+}
+
+__device__ __forceinline__ void take_back(Float2* pointer) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %1};\n" ::"l"(pointer), "r"(kNotWritten) : "memory");
+}
+
+// Adds one and returns the old value. Relaxed, its partners are the other blocks' calls: the count says who merges, not
+// that anything is written.
+__device__ __forceinline__ int draw_ticket(int* counter) {
   int ticket;
-  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;\n" : "=r"(ticket) : "l"(counter) : "memory");
+  asm volatile("atom.add.relaxed.gpu.global.s32 %0, [%1], 1;\n" : "=r"(ticket) : "l"(counter) : "memory");
   return ticket;
 }
+
+[[noreturn]] __device__ __forceinline__ void fail_launch() { __trap(); }
 
 // Writes a word of host memory.
 __device__ __forceinline__ void store_to_host(int* pointer, int value) {

@@ -1,5 +1,5 @@
 // What happens when an item is done: the warps of the block are reduced to one state, which is written to the output
-// (unsplit rows) or to the workspace; the last block of a split row merges all its partials, in split order.
+// (unsplit rows) or to the workspace, from where merge.cuh takes it.
 #pragma once
 #include "softmax.cuh"
 #include "work_item.cuh"
@@ -59,12 +59,14 @@ __device__ __forceinline__ void store_output(const DecodeArgs& args, const HeadR
   }
 }
 
-// Reduces the block's warps; writes the row or its partial. Every thread of the block calls it.
-__device__ __forceinline__ void write_item(const DecodeArgs& args, const Exchange& exchange, const WorkItem& item,
+// Reduces the block's warps; writes the row or its partial. Every thread of the block calls it. Returns the ticket of a
+// split row, in thread 0, which nothing has waited for yet.
+__device__ __forceinline__ int write_item(const DecodeArgs& args, const Exchange& exchange, const WorkItem& item,
                                            int kv_head, const WarpSoftmax& state, bool first_item) {
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   int lane_dim = lane >> 2, lane_head = 2 * (lane & 3);
   int num_query_heads = args.num_kv_heads * args.group_size;
+  int ticket = -1;
 #pragma unroll
   for (int tile = 0; tile < kHeadTiles; ++tile) {
     int first_head = tile * kTileHeads;
@@ -87,6 +89,9 @@ __device__ __forceinline__ void write_item(const DecodeArgs& args, const Exchang
       }
     }
     __syncthreads();
+    if (threadIdx.x == 0 && item.num_splits > 1 && args.group_size <= first_head + kTileHeads) {
+      ticket = draw_ticket(args.arrivals + item.out_row * args.num_kv_heads + kv_head);
+    }
     int num_heads = min(kTileHeads, args.group_size - first_head);
     constexpr int kRowVectors = kHeadDim / 4;
 #pragma unroll 1
@@ -112,13 +117,14 @@ __device__ __forceinline__ void write_item(const DecodeArgs& args, const Exchang
         store_output(args, head, dim, partial);
       } else {
         i64 flat = head.flat(item.partial_row);
-        *reinterpret_cast<Float4*>(args.partial_out + flat * kHeadDim + dim) = partial.out;
+        store_handed_over(reinterpret_cast<Float4*>(args.partial_out + flat * kHeadDim + dim), partial.out);
         if (dim == 0) {
-          *reinterpret_cast<Float2*>(args.partial_state + flat * 2) = {partial.maximum, partial.sum};
+          store_handed_over(reinterpret_cast<Float2*>(args.partial_state) + flat, {partial.maximum, partial.sum});
         }
       }
     }
   }
+  return ticket;
 }
 
 }  // namespace mlxcel

@@ -26,8 +26,8 @@ struct DecodeArgs {
   const int* work_items;          // int32 [num_items, 8], see WorkItem
   const float* sinks;             // f32 [Hq]; read only with kOptionSinks
   const float* rotations;         // f32 [B, kRopeDims / 2, 2], cosines and sines of the rows; read only with kRopeDims
-  float* partial_out;             // f32 [R, Hq, D], workspace
-  float* partial_state;           // f32 [R, Hq, 2], workspace: max (log2 domain) and sum
+  float* partial_out;             // f32 [R, Hq, D], workspace: kNotWritten before the first launch and after each
+  float* partial_state;           // f32 [R, Hq, 2], as partial_out: max (log2 domain) and sum
   int* arrivals;                  // int32 [B, Hkv], zero before the first launch; every launch leaves zeros
   u16* out;                       // [B, Hq, D], contiguous
   float* lse;                     // f32 [B, Hq], base 2; written only with kOptionLse

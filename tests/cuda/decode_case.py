@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mlxcel_paged.kernels_cuda import (
+    WORKSPACE_FILL,
     DecodeArguments,
     DecodeKernel,
     KernelVariant,
@@ -217,11 +218,20 @@ def build(case: Case) -> Built:
         items=items.to(device),
         out_guarded=guarded,
         lse=torch.full((rows, heads), float("nan"), device=device),
-        partial_out=torch.full((partial_rows, heads, case.head_dim), float("nan"), device=device),
-        partial_state=torch.full((partial_rows, heads, 2), float("nan"), device=device),
+        partial_out=fresh_workspace(partial_rows, heads, case.head_dim),
+        partial_state=fresh_workspace(partial_rows, heads, 2),
         arrivals=torch.zeros((rows, case.num_kv_heads), dtype=torch.int32, device=device),
         owned=owned,
     )
+
+
+def fresh_workspace(*shape: int) -> torch.Tensor:
+    """f32 on the GPU with the bits that a launch expects."""
+    return torch.full(shape, WORKSPACE_FILL, dtype=torch.int32, device="cuda").view(torch.float32)
+
+
+def is_fresh(workspace: torch.Tensor) -> bool:
+    return bool((workspace.view(torch.int32) == WORKSPACE_FILL).all())
 
 
 def expected(built: Built) -> tuple[np.ndarray, np.ndarray]:
@@ -276,7 +286,7 @@ def compare(built: Built) -> tuple[float, float]:
 
 
 def check(case: Case) -> None:
-    """Builds, launches and compares; then checks the append, the guard rows and the arrival counters."""
+    """Builds, launches and compares; then checks the append, the guard rows and the workspace."""
     built = build(case)
     before_k, before_v = built.k.clone(), built.v.clone()
     built.launch()
@@ -286,6 +296,8 @@ def check(case: Case) -> None:
     assert worst_lse <= 1.0, f"LSE error is {worst_lse:.2f} of its tolerance: {case}"
     assert built.out_guarded[[0, -1]].isnan().all(), f"wrote beside the output: {case}"
     assert (built.arrivals == 0).all(), f"counters were not left at zero: {case}"
+    assert is_fresh(built.partial_out), f"partials were left: {case}"
+    assert is_fresh(built.partial_state), f"states were left: {case}"
     if case.append:
         offsets = case.offsets or [0] * len(case.lengths)
         shape = (case.num_kv_heads, case.head_dim)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs a GPU host: torch is not inst
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from decode_case import Case, build, check, compare  # noqa: E402
+from decode_case import Case, build, check, compare, is_fresh, kernel  # noqa: E402
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 PAGE_SIZES = (8, 16, 32, 64, 128)
@@ -61,6 +63,12 @@ def test_every_group_size(dtype: str, head_dim: int) -> None:
 def test_long_rows_with_many_splits() -> None:
     for num_splits in (1, 2, 3, 7, 16, 33, 64, None):
         check(Case(lengths=[16384, 4096, 1], num_workers=66, num_splits=num_splits))
+
+
+def test_no_two_threads_merge_the_same_dims() -> None:
+    """Who merges a word takes it back, so a second reader of it would wait without end: vectors that fill no warp."""
+    for head_dim, group_size in ((80, 1), (80, 3), (96, 7), (64, 1), (80, 11)):
+        check(Case(lengths=[9000, 700], head_dim=head_dim, group_size=group_size, num_workers=33))
 
 
 def test_one_dtype_after_the_other_in_one_process() -> None:
@@ -137,3 +145,36 @@ def test_a_thousand_repeats_give_the_same_bits(group_size: int) -> None:
 def test_offsets_past_four_gibi_elements(layout: str) -> None:
     pages = (2**32) // (16 * 2 * 128) + 5
     check(Case(lengths=[700, 33], layout=layout, first_page=pages, append=True))
+
+
+def test_values_that_are_not_numbers_do_not_hang_the_merge() -> None:
+    """A split's partial whose bits are those of a word that nobody has written would be waited for without end."""
+    for query_bits in (-1, 0x7E00):
+        built = build(Case(lengths=[3000, 700], num_workers=33))
+        built.q.view(torch.int16).fill_(query_bits)
+        built.launch()
+        torch.cuda.synchronize()
+        assert built.out.isnan().all()
+        assert is_fresh(built.partial_out)
+        assert is_fresh(built.partial_state)
+
+
+@pytest.mark.parametrize("lengths", [[3000, 1, 517, 8192], [16] * 7, [40000]])
+def test_overlapping_launches_give_the_same_bits(lengths: list[int]) -> None:
+    """A chain of launches, each of whose queries are the result of the one before, and which all append."""
+    results = []
+    for overlaps in (False, True):
+        built = build(Case(lengths=lengths, num_workers=16, append=True))
+        buffers = [built.q.clone().contiguous(), torch.full_like(built.out, float("nan"))]
+        launched = kernel(128, 1, "float16")
+        for index in range(200):
+            source, target = buffers[index % 2], buffers[1 - index % 2]
+            arguments = dataclasses.replace(
+                built.arguments(), q=source.data_ptr(), q_row_stride=source.stride(0), out=target.data_ptr()
+            )
+            launched.launch(arguments, torch.cuda.current_stream().cuda_stream, overlaps_previous=overlaps)
+        torch.cuda.synchronize()
+        assert is_fresh(built.partial_out)
+        assert not buffers[0].isnan().any()
+        results.append(buffers[0].view(torch.int16).clone())
+    assert torch.equal(*results)

@@ -1,6 +1,6 @@
 """CUDA decode kernel: its variants, their compilation, launch and work list. The kernel itself is in `kernels/cuda`."""
 
-from .launch import CudaFunction, DecodeArguments, DecodeKernel
+from .launch import WORKSPACE_FILL, CudaFunction, DecodeArguments, DecodeKernel
 from .nvrtc import ENTRY_POINT, Compiled, CompileError, NvrtcNotFoundError, compile_source, compile_variant, source_dir
 from .variant import ARCHITECTURES, HEAD_DIMS, PAGE_SIZES, KernelVariant, all_variants, shared_limit
 from .work_list import FLAG_OPEN_END, FLAG_VALID, ITEM_FIELDS, WorkList, balanced_work_list
@@ -13,6 +13,7 @@ __all__ = [
     "HEAD_DIMS",
     "ITEM_FIELDS",
     "PAGE_SIZES",
+    "WORKSPACE_FILL",
     "CompileError",
     "Compiled",
     "CudaFunction",

@@ -17,6 +17,10 @@ from .variant import KernelVariant
 
 _LOG2E = math.log2(math.e)
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_PROGRAMMATIC_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+# Bits of every word of partial_out and partial_state before the first launch, as int32; launches leave them so.
+WORKSPACE_FILL = -1
 
 OPTION_APPEND = 1
 OPTION_FIRST_PAGE_OFFSET = 2
@@ -113,6 +117,25 @@ class DecodeArguments:
         )
 
 
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: the value is a union of 64 bytes at offset 8."""
+
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
 class CudaFunction:
     """A function of a cubin, loaded into the current CUDA context."""
 
@@ -132,8 +155,14 @@ class CudaFunction:
         pointers: Sequence[int],
         scalars: Sequence[int | float],
         stream: int,
+        *,
+        overlaps_previous: bool = False,
     ) -> None:
         """Enqueues one launch on `stream` (a CUstream address). Scalars: int is int32, float is float32.
+
+        Args:
+            overlaps_previous: the kernel may begin before the launch before it has ended (programmatic dependent
+                launch); it must wait for it by itself.
 
         Raises:
             RuntimeError: the driver refuses the launch.
@@ -142,15 +171,17 @@ class CudaFunction:
         for scalar in scalars:
             values.append(ctypes.c_float(scalar) if isinstance(scalar, float) else ctypes.c_int32(scalar))
         array = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        status = _driver().cuLaunchKernel(
-            self._function,
-            *(ctypes.c_uint(size) for size in (*grid, 1, num_threads, 1, 1)),
-            ctypes.c_uint(self._shared_bytes),
-            ctypes.c_void_p(stream),
-            array,
-            None,
+        attribute = _LaunchAttribute(id=_PROGRAMMATIC_SERIALIZATION, value=(1,))
+        config = _LaunchConfig(
+            grid=(*grid, 1),
+            block=(num_threads, 1, 1),
+            shared_bytes=self._shared_bytes,
+            stream=stream,
+            attributes=ctypes.pointer(attribute),
+            num_attributes=int(overlaps_previous),
         )
-        _check(status, "cuLaunchKernel")
+        status = _driver().cuLaunchKernelEx(ctypes.byref(config), self._function, array, None)
+        _check(status, "cuLaunchKernelEx")
 
 
 class DecodeKernel:
@@ -160,14 +191,25 @@ class DecodeKernel:
         self.variant = variant
         self._function = CudaFunction(compiled.cubin, ENTRY_POINT, variant.shared_bytes)
 
-    def launch(self, arguments: DecodeArguments, stream: int = 0) -> None:
+    def launch(self, arguments: DecodeArguments, stream: int = 0, *, overlaps_previous: bool = False) -> None:
         """Enqueues one launch on `stream` (a CUstream address).
+
+        Args:
+            overlaps_previous: reading the plan and K and V of older tokens may begin before the launch before this one
+                on the stream has ended (sm_90 and later). It then must write neither the plan nor tokens of these
+                pools; queries, new tokens and the workspace may be its results.
 
         Raises:
             RuntimeError: the driver refuses the launch.
         """
-        grid = (arguments.num_kv_heads, arguments.num_workers)
-        self._function.launch(grid, self.variant.num_threads, arguments.pointers(), arguments.scalars(), stream)
+        self._function.launch(
+            (arguments.num_kv_heads, arguments.num_workers),
+            self.variant.num_threads,
+            arguments.pointers(),
+            arguments.scalars(),
+            stream,
+            overlaps_previous=overlaps_previous,
+        )
 
 
 @cache

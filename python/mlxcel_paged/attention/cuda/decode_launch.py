@@ -14,7 +14,7 @@ from mlxcel_paged.attention.cuda.kernel import Kernel
 from mlxcel_paged.attention.cuda.library import CudaKernels
 from mlxcel_paged.attention.cuda.pool_layout import PoolStrides
 from mlxcel_paged.attention.rotation_tables import RotationTable
-from mlxcel_paged.kernels_cuda.launch import OPTION_APPEND, OPTION_LSE, OPTION_SINKS
+from mlxcel_paged.kernels_cuda.launch import OPTION_APPEND, OPTION_LSE, OPTION_SINKS, WORKSPACE_FILL
 from mlxcel_paged.kernels_cuda.variant import RopeShape
 
 _LOG2E = math.log2(math.e)
@@ -53,8 +53,8 @@ class DecodeLaunch:
         self._dtype = dtype
         self._num_blocks = (num_kv_heads, mirror.num_workers)
         self._num_heads = num_heads
-        self._partial_out = mx.zeros((mirror.max_partial_rows, num_heads, head_dim), mx.float32)
-        self._partial_state = mx.zeros((mirror.max_partial_rows, num_heads, 2), mx.float32)
+        self._partial_out = _fresh_workspace(mirror.max_partial_rows, num_heads, head_dim)
+        self._partial_state = _fresh_workspace(mirror.max_partial_rows, num_heads, 2)
         self._arrivals = mx.zeros((plan.max_slots, num_kv_heads), mx.int32)
         mx.eval(self._partial_out, self._partial_state, self._arrivals)
         self._geometry = (
@@ -153,6 +153,11 @@ class DecodeLaunch:
             )
             self._scalars[key] = found
         return found
+
+
+def _fresh_workspace(*shape: int) -> mx.array:
+    """float32 with the bits that launches expect and leave."""
+    return mx.full(shape, WORKSPACE_FILL, mx.int32).view(mx.float32)
 
 
 def _float32(value: float) -> float:
