@@ -16,7 +16,7 @@ from mlxcel_paged.kernels_cuda import ARCHITECTURES
 from mlxcel_paged.kernels_cuda.nvrtc import Compiled, compile_file, compile_source
 from mlxcel_paged.models import affine_kernel, dense_kernel
 from mlxcel_paged.models.affine_kernel import GROUP_SIZES
-from mlxcel_paged.models.product_grid import MAX_PARTS
+from mlxcel_paged.models.product_launch import MAX_PARTS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="NVRTC wheels are for Linux and Windows")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -14,9 +16,9 @@ from products_case import TOLERANCES, bits_of, float64, poisoned_around, quantiz
 
 from mlxcel_paged.models.affine_kernel import AffineWeight, affine_format, affine_products
 from mlxcel_paged.models.dense_kernel import MIN_ROWS, dense_products
-from mlxcel_paged.models.product_grid import MAX_ROWS
+from mlxcel_paged.models.product_launch import MAX_ROWS
 from mlxcel_paged.models.siblings import join_siblings
-from mlxcel_paged.models.streamed_dense import StreamedEmbedding, StreamedLinear, launch_dense
+from mlxcel_paged.models.streamed_dense import StreamedEmbedding, StreamedLinear, dense_layers_launch
 from mlxcel_paged.models.streamed_products import stream_products
 from mlxcel_paged.models.streamed_quantized import StreamedQuantizedEmbedding, StreamedQuantizedLinear
 
@@ -169,11 +171,16 @@ def test_siblings_of_a_model_launch_once() -> None:
     stream_products(model, mx.float16, 0)
     launches: list[int] = []
 
-    def counted(layers: list[StreamedLinear], x: mx.array) -> list[mx.array] | None:
-        launches.append(len(layers))
-        return launch_dense(layers, x)
+    def counted(layers: Sequence[nn.Module]) -> Callable[[mx.array], list[mx.array] | None]:
+        launch = dense_layers_launch(layers)
 
-    assert join_siblings(model, 0, [model.plain, model.biased], lambda layer: counted) == 2
+        def run(x: mx.array) -> list[mx.array] | None:
+            launches.append(len(layers))
+            return launch(x)
+
+        return run
+
+    assert join_siblings(model, 0, [model.plain, model.biased], counted) == 2
     launches.clear()
     x = mx.random.normal((3, 1, 256)).astype(mx.float16)
     found = [model.plain(x), model.biased(x)]

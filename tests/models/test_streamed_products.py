@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import mlx.core as mx
@@ -196,6 +198,29 @@ def test_arrays_may_be_exchanged(pair: Pair, launches: Launches) -> None:
     launches.clear()
     assert logits(pair, 3).dtype == mx.float32
     assert launches.dense == []
+
+
+def test_a_model_that_is_let_go_is_freed_at_once(monkeypatch: pytest.MonkeyPatch, launches: Launches) -> None:
+    model = model_of(monkeypatch, "llama", **WIDE)
+    stream_products(model, mx.float16, 2)
+    logits(model, 3)
+    layer = weakref.ref(model.layers[0].mlp.gate_proj)
+    gc.disable()
+    try:
+        del model
+        assert layer() is None
+    finally:
+        gc.enable()
+
+
+def test_siblings_of_a_layer_that_is_gone_compute_alone(pair: Pair, launches: Launches) -> None:
+    logits(pair, 3)
+    pair.b = nn.Linear(64, 16, bias=False)
+    pair.b.set_dtype(mx.float16)
+    launches.clear()
+    x = pair.embedding(mx.array([[0], [1], [2]]))
+    assert close(pair.a(x), x @ pair.a.weight.T + pair.a.bias)
+    assert launches.dense == [[32]]
 
 
 def test_an_input_of_another_size_is_refused_by_mlx(pair: Pair) -> None:

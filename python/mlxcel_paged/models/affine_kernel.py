@@ -13,7 +13,14 @@ from typing import Any
 import mlx.core as mx
 
 from mlxcel_paged.kernels_cuda.jit_header import jit_header
-from mlxcel_paged.models.product_grid import ELEMENTS, NUM_THREADS, TILE_FEATURES, TILE_ROWS, num_product_blocks
+from mlxcel_paged.models.product_launch import (
+    ELEMENTS,
+    NUM_THREADS,
+    TILE_FEATURES,
+    TILE_ROWS,
+    ProductLaunch,
+    num_product_blocks,
+)
 
 logger = logging.getLogger("mlxcel_paged")
 
@@ -82,32 +89,34 @@ def serves_affine(weight: AffineWeight, form: AffineFormat) -> bool:
     )
 
 
-def affine_products(x: mx.array, weights: Sequence[AffineWeight], form: AffineFormat) -> list[mx.array]:
-    """Returns `x` times the transpose of each weight, plus its bias, `[rows, 1, features]`, from one launch.
+def affine_launch(weights: Sequence[AffineWeight], form: AffineFormat) -> ProductLaunch:
+    """Prepares the launch for weights that the kernel serves, of one inner size and all in `form`.
 
     Values are scaled in float32, so that results are as those of exact weights, rounded once. A row has the same bits
     in every batch and beside whatever other weights.
-
-    Args:
-        x: `[rows, 1, inner]`, 1 to 16 rows, in the format's dtype.
-        weights: Served by the kernel, all in `form`.
     """
-    num_rows = x.shape[0]
+    num_inner = weights[0].words.shape[1] * 32 // form.bits
     features = [weight.words.shape[0] for weight in weights]
-    inputs = [x]
+    inputs = []
     for weight in weights:
         inputs += [weight.words, weight.scales, weight.offsets]
         if weight.bias is not None:
             inputs.append(weight.bias)
     kernel = _kernel(form, tuple(weight.bias is not None for weight in weights))
-    outputs: list[mx.array] = kernel(
-        inputs=inputs,
-        output_shapes=[(num_rows, 1, count) for count in features],
-        output_dtypes=[x.dtype] * len(features),
-        grid=(_num_blocks(features, num_rows, form) * NUM_THREADS, 1, 1),
-        threadgroup=(NUM_THREADS, 1, 1),
+    kind = ("affine", form, num_inner)
+    return ProductLaunch(
+        kernel, inputs, features, num_inner, form.dtype, lambda num_rows: _num_blocks(features, num_rows, form), kind
     )
-    return outputs
+
+
+def affine_products(x: mx.array, weights: Sequence[AffineWeight], form: AffineFormat) -> list[mx.array]:
+    """Returns `x`, `[rows, 1, inner]`, times the transpose of each weight, plus its bias, from one launch.
+
+    Args:
+        x: 1 to 16 rows in the format's dtype.
+        weights, form: As for `affine_launch`.
+    """
+    return affine_launch(weights, form)(x, x.shape[0])
 
 
 def _num_blocks(features: Sequence[int], num_rows: int, form: AffineFormat) -> int:

@@ -10,7 +10,13 @@ from typing import Any
 import mlx.core as mx
 
 from mlxcel_paged.kernels_cuda.jit_header import jit_header
-from mlxcel_paged.models.product_grid import ELEMENTS, NUM_THREADS, TILE_FEATURES, num_product_blocks
+from mlxcel_paged.models.product_launch import (
+    ELEMENTS,
+    NUM_THREADS,
+    TILE_FEATURES,
+    ProductLaunch,
+    num_product_blocks,
+)
 
 logger = logging.getLogger("mlxcel_paged")
 
@@ -28,33 +34,35 @@ def serves_dense(weight: mx.array) -> bool:
     )
 
 
-def dense_products(
-    x: mx.array, weights: Sequence[mx.array], biases: Sequence[mx.array | None] = (None,)
-) -> list[mx.array]:
-    """Returns `x` times the transpose of each weight, plus its bias, `[rows, 1, features]`, from one launch.
+def dense_launch(weights: Sequence[mx.array], biases: Sequence[mx.array | None]) -> ProductLaunch:
+    """Prepares the launch for weights that the kernel serves, of one inner size and dtype.
 
     A row has the same bits in every batch and beside whatever other weights; sums are float32 and rounded once.
 
     Args:
-        x: `[rows, 1, inner]`, 2 to 16 rows.
-        weights: `[features, inner]` each, in the dtype of `x`, served by the kernel.
-        biases: `[features]` each, in the dtype of `x`.
+        weights: `[features, inner]` each.
+        biases: `[features]` each, in the dtype of the weights, or None.
     """
-    num_rows = x.shape[0]
+    dtype, num_inner = weights[0].dtype, weights[0].shape[1]
     features = [weight.shape[0] for weight in weights]
-    inputs = [x]
+    inputs = []
     for weight, bias in zip(weights, biases, strict=True):
-        inputs.append(weight)
-        if bias is not None:
-            inputs.append(bias)
-    outputs: list[mx.array] = _kernel(x.dtype, tuple(bias is not None for bias in biases))(
-        inputs=inputs,
-        output_shapes=[(num_rows, 1, count) for count in features],
-        output_dtypes=[x.dtype] * len(features),
-        grid=(num_product_blocks(features) * NUM_THREADS, 1, 1),
-        threadgroup=(NUM_THREADS, 1, 1),
-    )
-    return outputs
+        inputs += [weight] if bias is None else [weight, bias]
+    kernel = _kernel(dtype, tuple(bias is not None for bias in biases))
+    num_blocks = num_product_blocks(features)
+    return ProductLaunch(kernel, inputs, features, num_inner, dtype, lambda _: num_blocks, ("dense", dtype, num_inner))
+
+
+def dense_products(
+    x: mx.array, weights: Sequence[mx.array], biases: Sequence[mx.array | None] = (None,)
+) -> list[mx.array]:
+    """Returns `x`, `[rows, 1, inner]`, times the transpose of each weight, plus its bias, from one launch.
+
+    Args:
+        x: 2 to 16 rows.
+        weights, biases: As for `dense_launch`.
+    """
+    return dense_launch(weights, biases)(x, x.shape[0])
 
 
 @cache

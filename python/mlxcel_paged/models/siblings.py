@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from mlxcel_paged.models.decode_trace import trace_decode
-from mlxcel_paged.models.product_grid import MAX_PARTS
+from mlxcel_paged.models.product_launch import MAX_PARTS
 
-Launch = Callable[[Sequence[Any], mx.array], list[mx.array] | None]
+Launch = Callable[[mx.array], list[mx.array] | None]
 """Returns the products of some layers with an input, or None if the kernel does not serve it."""
 
 
@@ -30,14 +29,12 @@ class Siblings:
     Nothing outlives the input: outputs are dropped with the array that they were computed from, taken or not.
 
     Args:
-        layers: The layers; each has its index as `place`.
-        launch: The launch for layers of their kind.
+        launch: The launch for the layers, in their order.
     """
 
-    __slots__ = ("_input", "_launch", "_layers", "_outputs")
+    __slots__ = ("_input", "_launch", "_outputs")
 
-    def __init__(self, layers: Sequence[nn.Module], launch: Launch) -> None:
-        self._layers = tuple(layers)
+    def __init__(self, launch: Launch) -> None:
         self._launch = launch
         self._input: weakref.ref[mx.array] | None = None
         self._outputs: list[mx.array | None] = []
@@ -56,7 +53,7 @@ class Siblings:
             # computed for it begins a new round.
             if is_same or output is not None:
                 return None
-        outputs = self._launch(self._layers, x)
+        outputs = self._launch(x)
         if outputs is None:
             return None
         mine = outputs[place]
@@ -76,15 +73,17 @@ class Siblings:
 
 
 def join_siblings(
-    model: nn.Module, num_caches: int, layers: Sequence[nn.Module], launch_of: Callable[[nn.Module], Launch]
+    model: nn.Module,
+    num_caches: int,
+    layers: Sequence[nn.Module],
+    launch_of: Callable[[Sequence[nn.Module]], Launch],
 ) -> int:
     """Makes siblings of those of `layers` that a decode pass calls with the same array.
 
     Args:
         num_caches: Caches that the model is called with.
-        layers: Layers of the model, each with `siblings`, `place` and `product_kind()`: layers of one kind can share a
-            launch, those of kind None cannot.
-        launch_of: The launch for all layers of a layer's kind.
+        layers: Layers of the model, each with `siblings`, `place` and `alone()`, the `LayersLaunch` that it has alone.
+        launch_of: The launch for layers of one kind.
 
     Returns:
         The layers that have siblings now.
@@ -96,9 +95,9 @@ def join_siblings(
     groups: dict[Hashable, list[nn.Module]] = {}
     for call in trace.calls:
         num_calls[id(call.module)] = num_calls.get(id(call.module), 0) + 1
-        kind = call.module.product_kind()
-        if kind is not None and len(call.args) == 1 and not call.kwargs:
-            groups.setdefault((id(call.args[0]), kind), []).append(call.module)
+        launch = call.module.alone().current()
+        if launch is not None and len(call.args) == 1 and not call.kwargs:
+            groups.setdefault((id(call.args[0]), launch.kind), []).append(call.module)
     joined = 0
     for group in groups.values():
         once = [layer for layer in group if num_calls[id(layer)] == 1]
@@ -106,7 +105,7 @@ def join_siblings(
             members = once[begin : begin + MAX_PARTS]
             if len(members) < 2:
                 continue
-            siblings = Siblings(members, launch_of(members[0]))
+            siblings = Siblings(launch_of(members))
             for place, layer in enumerate(members):
                 layer.siblings, layer.place = siblings, place
             joined += len(members)

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxcel_paged.models.dense_kernel import MIN_ROWS, dense_products, serves_dense
-from mlxcel_paged.models.product_grid import MAX_ROWS
+from mlxcel_paged.models.dense_kernel import MIN_ROWS, dense_launch, serves_dense
+from mlxcel_paged.models.product_launch import LayersLaunch, ProductLaunch
 from mlxcel_paged.models.siblings import Siblings
-
-
-@dataclass(frozen=True, slots=True)
-class DenseKind:
-    """What inputs a layer's product can be computed with: `[rows, 1, num_inner]` in `dtype`."""
-
-    dtype: mx.Dtype
-    num_inner: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """Arrays of a layer, which may be exchanged, and what they serve."""
-
-    weight: mx.array
-    bias: mx.array | None
-    kind: DenseKind | None
 
 
 # MLX's classes are untyped here.
@@ -36,56 +18,55 @@ class StreamedLinear(nn.Linear):  # type: ignore[misc]
 
     siblings: Siblings | None = None
     place: int = 0
-    _checked: _Checked | None = None
+    _alone: LayersLaunch | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
-        if self.siblings is not None:
-            shared = self.siblings.take(self.place, x)
+        siblings = self.siblings
+        if siblings is not None:
+            shared = siblings.take(self.place, x)
             if shared is not None:
                 return shared
-        alone = launch_dense((self,), x)
-        if alone is not None:
-            return alone[0]
+        products = self.alone()(x)
+        if products is not None:
+            return products[0]
         whole: mx.array = super().__call__(x)
         return whole
 
-    def product_kind(self) -> DenseKind | None:
-        """The inputs that the kernel serves; None if it does not serve the weight."""
-        weight, bias, checked = self["weight"], self.get("bias"), self._checked
-        if checked is None or checked.weight is not weight or checked.bias is not bias:
-            served = serves_dense(weight)
-            if bias is not None:
-                served = served and bias.dtype == weight.dtype and bias.shape == (weight.shape[0],)
-            kind = DenseKind(weight.dtype, weight.shape[1]) if served else None
-            checked = self._checked = _Checked(weight, bias, kind)
-        return checked.kind
+    def alone(self) -> LayersLaunch:
+        """The launch for this layer."""
+        if self._alone is None:
+            self._alone = dense_layers_launch((self,))
+        return self._alone
 
 
 # MLX's classes are untyped here.
 class StreamedEmbedding(nn.Embedding):  # type: ignore[misc]
     """An `Embedding` whose projection to logits computes a decode batch with the kernel."""
 
+    _alone: LayersLaunch | None = None
+
     def as_linear(self, x: mx.array) -> mx.array:
-        weight: mx.array = self["weight"]
-        shape = x.shape
-        if _has_served_rows(shape) and serves_dense(weight) and (x.dtype, shape[2]) == (weight.dtype, weight.shape[1]):
-            return dense_products(x, (weight,))[0]
+        if self._alone is None:
+            self._alone = dense_layers_launch((self,))
+        products = self._alone(x)
+        if products is not None:
+            return products[0]
         whole: mx.array = super().as_linear(x)
         return whole
 
 
-def launch_dense(layers: Sequence[StreamedLinear], x: mx.array) -> list[mx.array] | None:
-    """Returns the products of all `layers` with `x` from one launch, or None if the kernel does not serve them."""
-    shape = x.shape
-    if not _has_served_rows(shape):
-        return None
-    dtype, num_inner = x.dtype, shape[2]
-    for layer in layers:
-        kind = layer.product_kind()
-        if kind is None or kind.num_inner != num_inner or kind.dtype != dtype:
+def dense_layers_launch(layers: Sequence[nn.Module]) -> LayersLaunch:
+    """One launch for dense layers."""
+    return LayersLaunch(layers, ("weight", "bias"), _prepare, MIN_ROWS)
+
+
+def _prepare(layers: Sequence[nn.Module]) -> ProductLaunch | None:
+    weights = [layer["weight"] for layer in layers]
+    biases = [layer.get("bias") for layer in layers]
+    dtype, num_inner = weights[0].dtype, weights[0].shape[-1]
+    for weight, bias in zip(weights, biases, strict=True):
+        if not serves_dense(weight) or weight.dtype != dtype or weight.shape[1] != num_inner:
             return None
-    return dense_products(x, [layer["weight"] for layer in layers], [layer.get("bias") for layer in layers])
-
-
-def _has_served_rows(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 3 and shape[1] == 1 and MIN_ROWS <= shape[0] <= MAX_ROWS
+        if bias is not None and (bias.dtype != dtype or bias.shape != weight.shape[:1]):
+            return None
+    return dense_launch(weights, biases)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,14 +17,14 @@ import mlx.nn as nn
 from mlxcel_paged.models.affine_kernel import affine_kernel_compiles
 from mlxcel_paged.models.dense_kernel import dense_kernel_compiles
 from mlxcel_paged.models.flat_quantized import FlatQuantizedEmbedding, FlatQuantizedLinear
-from mlxcel_paged.models.product_grid import ELEMENTS
+from mlxcel_paged.models.product_launch import ELEMENTS
 from mlxcel_paged.models.siblings import Launch, join_siblings
-from mlxcel_paged.models.streamed_dense import StreamedEmbedding, StreamedLinear, launch_dense
+from mlxcel_paged.models.streamed_dense import StreamedEmbedding, StreamedLinear, dense_layers_launch
 from mlxcel_paged.models.streamed_quantized import (
     StreamedQuantizedEmbedding,
     StreamedQuantizedLinear,
-    launch_quantized,
     layer_format,
+    quantized_layers_launch,
 )
 
 logger = logging.getLogger("mlxcel_paged")
@@ -76,5 +77,5 @@ def _streamed_class(module: nn.Module, dtype: mx.Dtype) -> type[nn.Module] | Non
     return None
 
 
-def _launch_of(layer: nn.Module) -> Launch:
-    return launch_quantized if isinstance(layer, nn.QuantizedLinear) else launch_dense
+def _launch_of(layers: Sequence[nn.Module]) -> Launch:
+    return (dense_layers_launch if isinstance(layers[0], StreamedLinear) else quantized_layers_launch)(layers)
