@@ -68,6 +68,11 @@ class DecodeTrace:
         self.attends.append(AttendCall(handle, queries))
         return queries
 
+    def release(self) -> None:
+        """Drops what was seen: handles refer back to the trace, so all of it would wait for the garbage collector."""
+        self.calls.clear()
+        self.attends.clear()
+
 
 def trace_decode(model: nn.Module, num_caches: int, watched: Sequence[nn.Module] = ()) -> DecodeTrace:
     """Builds a decode pass of `model` and returns what happened in it.
@@ -93,7 +98,8 @@ def build_pass(model: nn.Module, num_caches: int, step: Step, tokens: mx.array) 
 def _watch(modules: Sequence[nn.Module], calls: list[ModuleCall]) -> Iterator[None]:
     """Inside, calls of `modules` are noted in `calls`: each is of a subclass that is made for it."""
     classes = [type(module) for module in modules]
-    watching = {cls: _watching(cls, calls) for cls in set(classes)}
+    notes = [calls]
+    watching = {cls: _watching(cls, notes) for cls in set(classes)}
     try:
         for module, cls in zip(modules, classes, strict=True):
             module.__class__ = watching[cls]
@@ -101,12 +107,13 @@ def _watch(modules: Sequence[nn.Module], calls: list[ModuleCall]) -> Iterator[No
     finally:
         for module, cls in zip(modules, classes, strict=True):
             module.__class__ = cls
+        notes.clear()  # a class lives until the garbage collector runs; the pass and the model must not
 
 
-def _watching(cls: type, calls: list[ModuleCall]) -> type:
+def _watching(cls: type, notes: list[list[ModuleCall]]) -> type:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = cls.__call__(self, *args, **kwargs)
-        calls.append(ModuleCall(self, args, kwargs, result))
+        notes[0].append(ModuleCall(self, args, kwargs, result))
         return result
 
     return type(cls.__name__, (cls,), {"__call__": call})

@@ -98,6 +98,7 @@ def join_siblings(
         launch = call.module.alone().current()
         if launch is not None and len(call.args) == 1 and not call.kwargs:
             groups.setdefault((id(call.args[0]), launch.kind), []).append(call.module)
+    trace.release()
     joined = 0
     for group in groups.values():
         once = [layer for layer in group if num_calls[id(layer)] == 1]
