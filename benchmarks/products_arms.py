@@ -42,6 +42,9 @@ CELLS = {
     "lm_head": Cell((128256,), 4096),
 }
 HOST_CELLS = ("qkv", "o")
+Product = Callable[[Any], list[Any]]
+"""Returns the products of rows with the matrices of a cell."""
+
 _LENGTH = 48
 _MAX_CHAIN_BYTES = 8 << 30
 
@@ -67,22 +70,28 @@ class Case:
         self._copies = [self._weights(cell) for _ in range(copies)]
         self._bridges = [self._weights(CELLS[cell.bridge]) for _ in range(copies)] if cell.bridge else []
 
-    def chain(self, arm: str, num_rows: int) -> list[Any]:
-        """Arrays that need `length` products of the cell, one after the other; not evaluated."""
+    def prepared(self, arm: str, num_rows: int) -> Callable[[], list[Any]]:
+        """Returns what builds a chain of `length` products of the cell: arrays that need it, not evaluated."""
         import mlx.core as mx
 
-        product = self._product(arm)
         cell = self.cell
-        x = mx.ones((num_rows, 1, cell.num_inner), mx.float16)
-        outputs = []
-        for index in range(self.length):
-            first, *others = product(x, self._copies[index % len(self._copies)])
-            outputs += others
-            if self._bridges:
-                first = product(first.reshape(num_rows, 1, -1), self._bridges[index % len(self._bridges)])[0]
-            # Whole rows of the output, one behind the other: no launch is needed to make rows of the input of them.
-            x = first.reshape(-1)[: num_rows * cell.num_inner].reshape(num_rows, 1, cell.num_inner)
-        return [x, *outputs]
+        products = [self._product(arm, weights) for weights in self._copies]
+        bridges = [self._product(arm, weights) for weights in self._bridges]
+        ones = mx.ones((num_rows, 1, cell.num_inner), mx.float16)
+        mx.eval(ones)
+
+        def build() -> list[Any]:
+            x, outputs = ones, []
+            for index in range(self.length):
+                first, *others = products[index % len(products)](x)
+                outputs += others
+                if bridges:
+                    (first,) = bridges[index % len(bridges)](first.reshape(num_rows, 1, -1))
+                # Whole rows of the output, one behind the other: no launch is needed to make an input of them.
+                x = first.reshape(-1)[: num_rows * cell.num_inner].reshape(num_rows, 1, cell.num_inner)
+            return [x, *outputs]
+
+        return build
 
     def error(self, arm: str, num_rows: int) -> float:
         """Largest difference from products in float32, of the largest value."""
@@ -90,7 +99,7 @@ class Case:
 
         x = mx.random.normal((num_rows, 1, self.cell.num_inner)).astype(mx.float16)
         errors = []
-        for found, weight in zip(self._product(arm)(x, self._copies[0]), self._copies[0], strict=True):
+        for found, weight in zip(self._product(arm, self._copies[0])(x), self._copies[0], strict=True):
             wanted = x.reshape(num_rows, -1).astype(mx.float32) @ self._exact(weight).T
             difference = mx.abs(found.reshape(wanted.shape).astype(mx.float32) - wanted).max()
             errors.append(float(difference / mx.abs(wanted).max()))
@@ -129,27 +138,33 @@ class Case:
                 weights.append(AffineWeight(words, scales, offsets))
         return weights
 
-    def _product(self, arm: str) -> Callable[[Any, Sequence[Any]], list[Any]]:
+    def _product(self, arm: str, weights: Sequence[Any]) -> Product:
+        """The arm's product with some weights. Launches are prepared, as layers have them."""
+        if arm == "mlx":
+            return self._own(weights)
+        parts = [weights] if arm == "siblings" else [[weight] for weight in weights]
+        launches = [self._launch(part) for part in parts]
+        return lambda x: [output for launch in launches for output in launch(x, x.shape[0])]
+
+    def _launch(self, weights: Sequence[Any]) -> Any:
         import mlx.core as mx
 
-        from mlxcel_paged.models.affine_kernel import affine_format, affine_products
-        from mlxcel_paged.models.dense_kernel import dense_products
-
-        form = affine_format(BITS, GROUP_SIZE, mx.float16)
-
-        def mlx_quantized(x: Any, weights: Sequence[Any]) -> list[Any]:
-            rows = x.reshape(1, -1, x.shape[-1])
-            options = {"transpose": True, "group_size": GROUP_SIZE, "bits": BITS}
-            return [mx.quantized_matmul(rows, w.words, w.scales, w.offsets, **options) for w in weights]
+        from mlxcel_paged.models.affine_kernel import affine_format, affine_launch
+        from mlxcel_paged.models.dense_kernel import dense_launch
 
         if self.storage == "f16":
-            return {
-                "mlx": lambda x, weights: [x @ weight.T for weight in weights],
-                "single": lambda x, weights: [dense_products(x, [weight])[0] for weight in weights],
-                "siblings": lambda x, weights: dense_products(x, weights, [None] * len(weights)),
-            }[arm]
-        return {
-            "mlx": mlx_quantized,
-            "single": lambda x, weights: [affine_products(x, [weight], form)[0] for weight in weights],
-            "siblings": lambda x, weights: affine_products(x, weights, form),
-        }[arm]
+            return dense_launch(weights, [None] * len(weights))
+        return affine_launch(weights, affine_format(BITS, GROUP_SIZE, mx.float16))
+
+    def _own(self, weights: Sequence[Any]) -> Product:
+        import mlx.core as mx
+
+        if self.storage == "f16":
+            return lambda x: [x @ weight.T for weight in weights]
+        options = {"transpose": True, "group_size": GROUP_SIZE, "bits": BITS}
+
+        def quantized(x: Any) -> list[Any]:
+            rows = x.reshape(1, -1, x.shape[-1])
+            return [mx.quantized_matmul(rows, w.words, w.scales, w.offsets, **options) for w in weights]
+
+        return quantized
