@@ -18,6 +18,7 @@ __all__ = [
     "CorruptionError",
     "Csr",
     "DecodePlan",
+    "DecodeRows",
     "DeviceMirror",
     "InvalidArgumentError",
     "InvalidPlanError",
@@ -435,7 +436,14 @@ class DeviceMirror:
         Raises:
             InvalidArgumentError: The arrays would exceed 2^31 - 1 words.
         """
-    def sync(self, num_rows: int) -> list[int]:
+    def try_sync(self) -> bool:
+        """`sync` for as many rows as last time, where nothing has happened since but one `advance` of the plan: no word
+        has to be written then, and this counts as the step's call.
+
+        Returns:
+            False, and nothing changes, where `sync` is to be called.
+        """
+    def sync(self, num_rows: int) -> tuple[int, ...]:
         """Returns address, value, address, value, ...: the words that bring the device to the plan as it is now, less
         the one token per row that the device adds by itself afterwards. To be called once per step of the device.
 
@@ -471,6 +479,64 @@ class DeviceMirror:
     def num_state_words(self) -> int: ...
     @property
     def num_table_words(self) -> int: ...
+
+@final
+class DecodeRows:
+    """The rows of a decode batch in every KV group: page tables and plans that grow by a token together.
+
+    Rows come and go here, in each group by itself. Other edits are made on the plans. What a table says of itself
+    counts every step at once; a table that is changed by another way, or whose last page gets another holder, is looked
+    at anew in the next step.
+    """
+
+    def __new__(cls, plans: Sequence[DecodePlan], pools: Sequence[PagePool]) -> Self:
+        """A batch without rows.
+
+        Args:
+            plans: the plan of every KV group, without rows.
+            pools: where the tables of each group take their pages.
+
+        Raises:
+            InvalidArgumentError: for a plan that has rows or comes twice, or not one pool per plan.
+        """
+    def admit(self, group: int, table: PageTable) -> Slot:
+        """Gives a table a row of its group's plan, behind the others; each held token is a token of the row.
+
+        Raises:
+            PlanFullError: without a free slot, or for more pages than a row holds.
+            InvalidArgumentError: for a group that is not there, or a table of another pool or page size.
+            InvalidPlanError: the plan's rows were changed by another way.
+        """
+    def retire(self, group: int, slot: Slot) -> None:
+        """Ends a row; those behind it move up. Its table stays as it is.
+
+        Raises:
+            StaleSlotError: the slot was retired since.
+            InvalidPlanError: the plan's rows were changed by another way.
+        """
+    def try_advance(self) -> bool:
+        """Gives every row one token, in its table and its plan, if no table takes a page for it.
+
+        Returns:
+            False, and nothing is changed, where `advance` is to be called instead.
+
+        Raises:
+            InvalidPlanError: the plan's rows were changed by another way, or a row lacks a page that its table has;
+                nothing is changed then.
+        """
+    def advance(self) -> list[tuple[int, int, Append]]:
+        """Gives every row one token in its table, in all groups or in none.
+
+        Returns:
+            KV group, row and what its table took, ascending. If that is nothing, the plans are advanced too; else the
+            caller tells the plans of these pages and advances all of them.
+
+        Raises:
+            OutOfPagesError: nothing is changed then, as with the other errors.
+            InvalidArgumentError: for more than 2**31 - 1 tokens in a row.
+            InvalidPlanError: as for `try_advance`.
+            CorruptionError: pages of a table were released behind its back.
+        """
 
 @final
 class PlanSnapshot:

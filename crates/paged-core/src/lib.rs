@@ -16,6 +16,7 @@ mod pool;
 mod primitive;
 #[cfg(not(paged_loom))]
 mod projection;
+mod rows;
 mod table;
 
 pub use budget::{BlockBudget, Reservation};
@@ -26,4 +27,5 @@ pub use ids::{PageId, Slot};
 pub use pool::PagePool;
 #[cfg(not(paged_loom))]
 pub use projection::{MAX_PROJECTION_ROWS, Projection};
+pub use rows::{DecodeRows, RowGrowth, RowPlace};
 pub use table::{Append, PageTable, append_all, pages_needed_by};

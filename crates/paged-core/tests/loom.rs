@@ -7,9 +7,10 @@
 
 use std::sync::Arc;
 
+use loom::sync::Mutex;
 use loom::thread;
 use paged_core::plan::{DecodePlan, PlanConfig, PlanSnapshot};
-use paged_core::{BlockBudget, Error, Gate, HeadGeometry, PagePool};
+use paged_core::{BlockBudget, DecodeRows, Error, Gate, HeadGeometry, PagePool, PageTable};
 
 fn pool(num_pages: usize) -> Arc<PagePool> {
     Arc::new(PagePool::new(num_pages).unwrap())
@@ -284,5 +285,62 @@ fn what_helpers_did_is_seen_after_the_gate_closed() {
         // SAFETY: the helper has left.
         result.with(|result| assert_eq!(unsafe { *result }, 7));
         helper.join().unwrap();
+    });
+}
+
+/// A batch of one row with two tokens in a page of eight, and its table.
+fn batch_of_one(pool: &Arc<PagePool>) -> (DecodePlan, DecodeRows, Arc<Mutex<PageTable>>) {
+    let heads = HeadGeometry { num_qo_heads: 1, num_kv_heads: 1, head_dim: 64 };
+    let mut plan = DecodePlan::new(PlanConfig::new(1, 4, 4, 8, heads)).unwrap();
+    let mut rows = DecodeRows::new([(&plan, Arc::clone(pool))]).unwrap();
+    let mut table = PageTable::new(Arc::clone(pool), 8, None).unwrap();
+    table.append(2).unwrap();
+    rows.admit(0, &mut plan, &mut table).unwrap();
+    // The first step looks at the new row.
+    assert!(rows.try_advance(&mut [&mut plan]).unwrap());
+    (plan, rows, Arc::new(Mutex::new(table)))
+}
+
+/// A step that touches no table, against an append that the batch has not made: no token is lost, none is counted twice.
+#[test]
+fn step_is_counted_before_a_table_leaves_the_clock_or_refused() {
+    loom::model(|| {
+        let pool = pool(4);
+        let (mut plan, mut rows, table) = batch_of_one(&pool);
+        let mine = Arc::clone(&table);
+        let thread = thread::spawn(move || {
+            let mut table = mine.lock().unwrap();
+            let before = table.num_tokens();
+            table.append(2).unwrap();
+            let added = table.num_tokens() - before;
+            assert!(added == 2 || added == 3, "the append and at most one step");
+        });
+        let advanced = rows.try_advance(&mut [&mut plan]).unwrap();
+        thread.join().unwrap();
+        assert_eq!(table.lock().unwrap().num_tokens(), 3 + 2 + usize::from(advanced));
+        assert!(!rows.try_advance(&mut [&mut plan]).unwrap(), "the table has left the clock");
+        let grown = rows.advance(&mut [&mut plan], |_| Ok(vec![table.lock().unwrap()])).unwrap();
+        assert!(grown.is_empty());
+        assert_eq!(table.lock().unwrap().num_tokens(), 3 + 2 + usize::from(advanced) + 1);
+        assert!(rows.try_advance(&mut [&mut plan]).unwrap());
+    });
+}
+
+/// A page that gets a second holder while a step runs is copied in the next one at the latest.
+#[test]
+fn step_after_a_page_got_another_holder_finds_it() {
+    loom::model(|| {
+        let pool = pool(4);
+        let (mut plan, mut rows, table) = batch_of_one(&pool);
+        let pages = table.lock().unwrap().pages().to_vec();
+        let (other, same) = (Arc::clone(&pool), pages.clone());
+        let thread = thread::spawn(move || other.retain(&same).unwrap());
+        let advanced = rows.try_advance(&mut [&mut plan]).unwrap();
+        thread.join().unwrap();
+        assert!(!rows.try_advance(&mut [&mut plan]).unwrap(), "the page is shared for certain");
+        let grown = rows.advance(&mut [&mut plan], |_| Ok(vec![table.lock().unwrap()])).unwrap();
+        assert_eq!(grown[0].append.copies[0].0, pages[0]);
+        assert_eq!(table.lock().unwrap().num_tokens(), 3 + usize::from(advanced) + 1);
+        assert_eq!(pool.refcount(pages[0]).unwrap(), 1);
     });
 }

@@ -12,6 +12,7 @@ mod errors;
 mod plan;
 mod plan_config;
 mod pool;
+mod rows;
 mod sgemm;
 mod slot;
 mod snapshot;
@@ -43,6 +44,8 @@ mod _core {
     use super::plan::DecodePlan;
     #[pymodule_export]
     use super::pool::PagePool;
+    #[pymodule_export]
+    use super::rows::DecodeRows;
     #[pymodule_export]
     use super::slot::Slot;
     #[pymodule_export]

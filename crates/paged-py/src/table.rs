@@ -13,11 +13,11 @@ use crate::pool::PagePool;
 
 /// The pages of one sequence in one KV group.
 #[pyclass(frozen, module = "mlxcel_paged._core")]
-pub(crate) struct PageTable(Mutex<paged_core::PageTable>);
+pub(crate) struct PageTable(pub(crate) Mutex<paged_core::PageTable>);
 
 impl PageTable {
     /// No call holds the lock while it waits for anything.
-    fn lock(&self) -> MutexGuard<'_, paged_core::PageTable> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, paged_core::PageTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -97,7 +97,7 @@ impl PageTable {
     #[staticmethod]
     fn pages_needed_by(tables: &Bound<'_, PyAny>, num_tokens: &Bound<'_, PyAny>) -> CoreResult<usize> {
         let tables = table_refs(tables)?;
-        Ok(paged_core::pages_needed_by(&lock_all(&tables)?, count("num_tokens", num_tokens)?)?)
+        Ok(paged_core::pages_needed_by(&lock_all(&borrow(&tables))?, count("num_tokens", num_tokens)?)?)
     }
 
     /// `append` to many tables of one pool.
@@ -107,7 +107,8 @@ impl PageTable {
         num_tokens: &Bound<'_, PyAny>,
     ) -> CoreResult<Vec<(usize, Append)>> {
         let tables = table_refs(tables)?;
-        let changed = paged_core::append_all(&mut lock_all(&tables)?, count("num_tokens", num_tokens)?)?;
+        let changed =
+            paged_core::append_all(&mut lock_all(&borrow(&tables))?, count("num_tokens", num_tokens)?)?;
         Ok(changed.into_iter().map(|(index, append)| (index, Append(append))).collect())
     }
 
@@ -154,16 +155,20 @@ fn table_refs<'py>(tables: &Bound<'py, PyAny>) -> CoreResult<Vec<Bound<'py, Page
     Ok(refs)
 }
 
+fn borrow<'a>(tables: &'a [Bound<'_, PageTable>]) -> Vec<&'a PageTable> {
+    tables.iter().map(|table| table.get()).collect()
+}
+
 /// Locks every table; guards in the order given.
 ///
 /// In any order as long as none is taken, as no call holds a lock for long; else by address, so that two batches never wait
 /// for each other.
-fn lock_all<'a>(
-    tables: &'a [Bound<'_, PageTable>],
-) -> CoreResult<Vec<MutexGuard<'a, paged_core::PageTable>>> {
+pub(crate) fn lock_all<'a>(
+    tables: &[&'a PageTable],
+) -> Result<Vec<MutexGuard<'a, paged_core::PageTable>>, Error> {
     let mut guards = Vec::with_capacity(tables.len());
     for table in tables {
-        match table.get().0.try_lock() {
+        match table.0.try_lock() {
             Ok(guard) => guards.push(guard),
             Err(TryLockError::Poisoned(poisoned)) => guards.push(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => {
@@ -176,24 +181,24 @@ fn lock_all<'a>(
 }
 
 fn lock_by_address<'a>(
-    tables: &'a [Bound<'_, PageTable>],
-) -> CoreResult<Vec<MutexGuard<'a, paged_core::PageTable>>> {
+    tables: &[&'a PageTable],
+) -> Result<Vec<MutexGuard<'a, paged_core::PageTable>>, Error> {
     let mut order: Vec<(*const PageTable, usize)> =
-        tables.iter().enumerate().map(|(index, table)| (ptr::from_ref(table.get()), index)).collect();
+        tables.iter().enumerate().map(|(index, table)| (ptr::from_ref(*table), index)).collect();
     order.sort_unstable();
     if let Some(pair) = order.windows(2).find(|pair| pair[0].0 == pair[1].0) {
         let (first, second) = (pair[0].1, pair[1].1);
-        return Err(Error::invalid("tables", format!("tables {first} and {second} are the same")).into());
+        return Err(Error::invalid("tables", format!("tables {first} and {second} are the same")));
     }
     let mut guards: Vec<(usize, MutexGuard<'a, paged_core::PageTable>)> =
-        order.into_iter().map(|(_, index)| (index, tables[index].get().lock())).collect();
+        order.into_iter().map(|(_, index)| (index, tables[index].lock())).collect();
     guards.sort_unstable_by_key(|&(index, _)| index);
     Ok(guards.into_iter().map(|(_, guard)| guard).collect())
 }
 
 /// What an append took from the pool.
 #[pyclass(frozen, module = "mlxcel_paged._core")]
-pub(crate) struct Append(paged_core::Append);
+pub(crate) struct Append(pub(crate) paged_core::Append);
 
 #[pymethods]
 impl Append {

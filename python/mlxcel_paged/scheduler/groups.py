@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mlxcel_paged._core import PageTable
+from mlxcel_paged._core import DecodeRows, PageTable
 from mlxcel_paged.scheduler.estimate import max_pages_held, max_tokens_held
 from mlxcel_paged.scheduler.plan_log import PlanCause, PlanLog
 from mlxcel_paged.scheduler.prefix_cache import PrefixCache, PrefixNode
@@ -63,6 +63,8 @@ class PagedGroups:
         self._prefill_chunk = prefill_chunk
         self.num_reserved = [0] * len(self.groups)
         self.num_peak = [0] * len(self.groups)
+        self._rows = DecodeRows([group.plan for group in self.groups], [group.pool for group in self.groups])
+        self._has_taken_pages = False
 
     @property
     def capacity_tokens(self) -> int | None:
@@ -96,6 +98,10 @@ class PagedGroups:
 
     def book(self, prefilling: Iterable[Sequence]) -> None:
         """Notes for other threads how many pages are held at most, and how many `prefilling` prompts still need."""
+        prefilling = list(prefilling)
+        if not (self._has_taken_pages or prefilling or any(self.num_reserved)):
+            return
+        self._has_taken_pages = False
         reserved = [0] * len(self.groups)
         for sequence in prefilling:
             final = self.max_pages(sequence.num_tokens)
@@ -175,11 +181,23 @@ class PagedGroups:
         Raises:
             OutOfPagesError: they do not fit.
         """
+        self._has_taken_pages = True
         if self.prefix_cache is not None:
             self.make_room(self.pages_needed((sequence,), num_tokens))
         for index, table in enumerate(sequence.tables):
             append = table.append(num_tokens)
             step.copies.extend(PageCopy(index, src, dst) for src, dst in append.copies)
+
+    def try_advance(self, rows: list[Sequence]) -> bool:
+        """Gives each row of the decode batch room for one token if none takes a page; False and no change if one does.
+
+        The steady step: one call of the core, whatever the batch.
+        """
+        if rows and self.groups:
+            if not self._rows.try_advance():
+                return False
+            self._log_resplits()
+        return True
 
     def advance(self, rows: list[Sequence], newcomers: Iterable[Sequence], step: Step) -> None:
         """Gives each row of the decode batch room for one token.
@@ -190,33 +208,28 @@ class PagedGroups:
             OutOfPagesError: a page is not free; ask `make_room_for_rows` first.
         """
         edit = self.plan_log.edit
-        for index, group in enumerate(self.groups):
-            plan = group.plan
-            tables = [sequence.tables[index] for sequence in rows]
-            for row, append in PageTable.append_all(tables, 1):
-                slot = rows[row].slots[index]
-                for src, dst in append.copies:
-                    step.copies.append(PageCopy(index, src, dst))
-                    change = partial(plan.replace_page, slot, tables[row].num_pages - 1, dst)
-                    edit(PlanCause.COPY_ON_WRITE, index, plan, slot, change)
-                for page in append.new_pages:
-                    edit(PlanCause.PAGE_CROSSING, index, plan, slot, partial(plan.append_page, slot, page))
-        for group in self.groups:
-            if group.plan.num_rows:
+        grown = self._rows.advance() if rows and self.groups else []
+        for index, row, append in grown:
+            plan, table, slot = self.groups[index].plan, rows[row].tables[index], rows[row].slots[index]
+            for src, dst in append.copies:
+                step.copies.append(PageCopy(index, src, dst))
+                change = partial(plan.replace_page, slot, table.num_pages - 1, dst)
+                edit(PlanCause.COPY_ON_WRITE, index, plan, slot, change)
+            for page in append.new_pages:
+                edit(PlanCause.PAGE_CROSSING, index, plan, slot, partial(plan.append_page, slot, page))
+        if grown:
+            self._has_taken_pages = True
+            for group in self.groups:
                 group.plan.advance()
         for sequence in newcomers:
             self.append_chunk(sequence, 1, step)
             sequence.slots = [
-                # Every held token is a token of the row; the plan's own window trims those out of view.
-                edit(
-                    PlanCause.ADMIT,
-                    index,
-                    group.plan,
-                    None,
-                    partial(group.plan.admit, table.pages, table.num_held_tokens, 0, table.num_tokens),
-                )
+                edit(PlanCause.ADMIT, index, group.plan, None, partial(self._rows.admit, index, table))
                 for index, (group, table) in enumerate(zip(self.groups, sequence.tables, strict=True))
             ]
+        self._log_resplits()
+
+    def _log_resplits(self) -> None:
         if self.plan_log.is_enabled:
             for index, group in enumerate(self.groups):
                 self.plan_log.resplit(index, group.plan)
@@ -224,18 +237,21 @@ class PagedGroups:
     def leave_batch(self, sequence: Sequence, cause: PlanCause = PlanCause.RETIRE) -> None:
         """Gives the sequence's plan slots back; the rows behind it move up."""
         for index, (group, slot) in enumerate(zip(self.groups, sequence.slots, strict=False)):
-            self.plan_log.edit(cause, index, group.plan, slot, partial(group.plan.retire, slot))
+            self.plan_log.edit(cause, index, group.plan, slot, partial(self._rows.retire, index, slot))
         sequence.slots = []
 
-    def retire_heads(self, prefilling: Iterable[Sequence], rows: Iterable[Sequence], in_flight: Step | None) -> None:
-        """Gives back the pages that windows have left: after a chunk, and where a row crosses into a new page."""
-        if all(group.window is None for group in self.groups):
-            return
-        for sequence in prefilling:
-            self.retire_head(sequence, in_flight)
-        for sequence in rows:
-            if any(table.pages_needed(1) for table in sequence.tables):
+    def retire_heads(self, prefilling: Iterable[Sequence], in_flight: Step | None) -> None:
+        """Gives back the pages that windows have left after a chunk."""
+        if any(group.window is not None for group in self.groups):
+            for sequence in prefilling:
                 self.retire_head(sequence, in_flight)
+
+    def retire_heads_at_page_end(self, rows: Iterable[Sequence], in_flight: Step | None) -> None:
+        """Gives back the pages that windows have left of rows that take a page for their next token."""
+        if any(group.window is not None for group in self.groups):
+            for sequence in rows:
+                if any(table.pages_needed(1) for table in sequence.tables):
+                    self.retire_head(sequence, in_flight)
 
     def retire_head(self, sequence: Sequence, in_flight: Step | None) -> None:
         """Gives back the head pages that left the window; those that a step in flight may read, when it has retired."""

@@ -310,7 +310,18 @@ class Scheduler:
         """Gives every row of the batch room for its next token; False when a step in flight must be committed first."""
         if any(row.num_in_flight_tokens and row.request.sampling.needs_history for row in self._decoding):
             return False
-        self.groups.retire_heads(self._prefilling, self._decoding, self._in_flight.newest)
+        self.groups.retire_heads(self._prefilling, self._in_flight.newest)
+        has_newcomers = any(sequence.num_prefill_tokens == 0 for sequence in self._prefilling)
+        is_steady = not has_newcomers and self.groups.try_advance(self._decoding)
+        if not is_steady and not self._advance_with_pages(step):
+            return False
+        for sequence in self._decoding:
+            step.add_row(sequence)
+        return True
+
+    def _advance_with_pages(self, step: Step) -> bool:
+        """Takes room for a token of every row and newcomer; False as `_schedule_decode`."""
+        self.groups.retire_heads_at_page_end(self._decoding, self._in_flight.newest)
         while True:
             newcomers = [sequence for sequence in self._prefilling if sequence.num_prefill_tokens == 0]
             if self.groups.make_room_for_rows(self._decoding + newcomers):
@@ -323,8 +334,6 @@ class Scheduler:
             self._prefilling.remove(sequence)
             sequence.status = SequenceStatus.DECODE
             self._decoding.append(sequence)
-        for sequence in self._decoding:
-            step.add_row(sequence)
         return True
 
     def _schedule_prefill(self, step: Step) -> bool:
@@ -356,12 +365,9 @@ class Scheduler:
             error = RuntimeError(
                 f"pages run out for a sequence that is alone: needs {needed}, free {self.groups.num_free()}"
             )
-            self.finish(
-                victim,
-                FinishReason.LENGTH if victim.num_generated_tokens else FinishReason.ERROR,
-                error=None if victim.num_generated_tokens else error,
-            )
-            return
+            if victim.num_generated_tokens:
+                return self.finish(victim, FinishReason.LENGTH)
+            return self.finish(victim, FinishReason.ERROR, error=error)
         self._leave(victim, PlanCause.PREEMPT)
         self._release(victim)
         victim.status = SequenceStatus.WAITING

@@ -253,9 +253,8 @@ impl DecodePlan {
 
         self.slot_rows[slot] = row as u32;
         self.rows.push(index);
-        self.room[slot] = room as i32;
         self.row_versions[slot] += 1;
-        self.num_full_rows += usize::from(room == 0);
+        self.start_pace(slot, room);
         self.max_position = self.max_position.max(position);
         self.live_slot(index)
     }

@@ -83,9 +83,8 @@ impl DecodePlan {
 
         self.slot_rows[slot] = self.rows.len() as u32;
         self.rows.push(index);
-        self.room[slot] = room as i32;
         self.row_versions[slot] += 1;
-        self.num_full_rows += usize::from(room == 0);
+        self.start_pace(slot, room);
         self.max_position = self.max_position.max(position);
         self.is_work_current = false;
         Ok(self.live_slot(index))
@@ -117,9 +116,10 @@ impl DecodePlan {
         drop(section);
 
         self.slot_rows[index] = NO_ROW;
-        self.num_full_rows -= usize::from(self.room[index] == 0);
         self.free_slots.push(slot.index);
         self.is_work_current = false;
+        self.pace.num_edits += 1;
+        self.pace.num_row_changes += 1;
         Ok(())
     }
 
@@ -155,8 +155,8 @@ impl DecodePlan {
         section.bump_epoch();
         drop(section);
 
-        self.num_full_rows -= usize::from(self.room[index] == 0);
-        self.room[index] += self.capacities.config.page_size as i32;
+        self.full_at[index] += self.capacities.config.page_size as u64;
+        self.pace.num_edits += 1;
         Ok(())
     }
 
@@ -179,6 +179,7 @@ impl DecodePlan {
         section.bump_epoch();
         drop(section);
         self.row_versions[slot.index as usize] += 1;
+        self.pace.num_edits += 1;
         Ok(())
     }
 
@@ -253,6 +254,7 @@ impl DecodePlan {
         }
         section.bump_epoch();
         drop(section);
+        self.pace.num_edits += 1;
         Ok(())
     }
 
@@ -261,24 +263,16 @@ impl DecodePlan {
     /// # Errors
     /// `InvalidPlan` if a row has no page for its next token or a position would exceed 2^31 - 1; no row is changed then.
     pub fn advance(&mut self) -> Result<()> {
-        if self.num_full_rows > 0 {
-            return Err(self.row_without_room());
-        }
-        if self.max_position >= MAX_INDEX {
-            self.find_max_position()?;
-        }
+        self.check_advance()?;
         let resident = &*self.resident;
         let section = resident.write();
-        let mut num_full_rows = 0;
         for &index in &self.rows {
             let index = index as usize;
             let (length, position) = (&resident.lengths[index], &resident.positions[index]);
             publish(length, own(length) + 1);
             publish(position, own(position) + 1);
-            self.room[index] -= 1;
-            num_full_rows += usize::from(self.room[index] == 0);
         }
-        self.num_full_rows = num_full_rows;
+        self.pace.num_advances += 1;
         self.max_position += 1;
         self.num_steps += 1;
         if self.is_work_current && !self.is_balanced() {
@@ -289,14 +283,35 @@ impl DecodePlan {
         Ok(())
     }
 
+    /// What [`advance`](Self::advance) would say; the rows stay as they are.
+    ///
+    /// # Errors
+    /// As for `advance`.
+    pub(crate) fn check_advance(&mut self) -> Result<()> {
+        if self.pace.num_advances >= self.pace.next_full {
+            self.find_next_full()?;
+        }
+        if self.max_position >= MAX_INDEX {
+            self.find_max_position()?;
+        }
+        Ok(())
+    }
+
+    /// The bound on the step at which a row is full has been reached: perhaps by a row that is gone or has got a page.
     #[cold]
-    fn row_without_room(&self) -> Error {
-        let row = self.rows.iter().position(|&index| self.room[index as usize] == 0).unwrap_or(0);
+    fn find_next_full(&mut self) -> Result<()> {
+        let full_at = self.rows.iter().map(|&index| self.full_at[index as usize]);
+        self.pace.next_full = full_at.min().unwrap_or(u64::MAX);
+        if self.pace.num_advances < self.pace.next_full {
+            return Ok(());
+        }
+        let is_full = |index: &u32| self.room(*index as usize) == 0;
+        let row = self.rows.iter().position(is_full).unwrap_or(0);
+        let num_full = self.rows.iter().filter(|index| is_full(index)).count();
         let length = self.rows.get(row).map_or(0, |&index| own(&self.resident.lengths[index as usize]));
-        Error::invalid_plan(format!(
-            "row {row} has no page for its next token at length {length} ({} such rows): append_page first",
-            self.num_full_rows
-        ))
+        Err(Error::invalid_plan(format!(
+            "row {row} has no page for its next token at length {length} ({num_full} such rows): append_page first"
+        )))
     }
 
     /// The bound on positions has reached the limit: perhaps through a row that is gone.
@@ -342,6 +357,9 @@ impl DecodePlan {
         self.rows.clear();
         self.free_slots.clear();
         self.free_slots.extend((0..self.capacities.config.max_slots as u32).rev());
-        (self.num_full_rows, self.max_position, self.is_work_current) = (0, 0, false);
+        (self.max_position, self.is_work_current) = (0, false);
+        self.pace.next_full = u64::MAX;
+        self.pace.num_edits += 1;
+        self.pace.num_row_changes += 1;
     }
 }

@@ -112,12 +112,11 @@ pub struct DecodePlan {
     rows: Vec<u32>,
     /// `[slot]` batch row, or `NO_ROW`.
     slot_rows: Vec<u32>,
-    /// `[slot]` tokens that fit the row's pages beyond its length.
-    room: Vec<i32>,
+    /// `[slot]` the step, counted as `Pace::num_advances`, at which the row's pages are full.
+    full_at: Vec<u64>,
     /// `[slot]` grows when pages are put down or moved, unlike when one is added at the end.
     row_versions: Vec<u64>,
-    /// Live rows whose room is 0.
-    num_full_rows: usize,
+    pace: Pace,
     /// No live row's position is above it.
     max_position: usize,
     work: SplitResult,
@@ -128,6 +127,19 @@ pub struct DecodePlan {
 }
 
 const NO_ROW: u32 = u32::MAX;
+
+/// What a steady step looks at, side by side: between two steps all this leaves the caches.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    /// Steps taken by [`DecodePlan::advance`].
+    num_advances: u64,
+    /// No live row is full at an earlier step.
+    next_full: u64,
+    /// Edits, steps apart.
+    num_edits: u64,
+    /// Edits by which rows came or went.
+    num_row_changes: u64,
+}
 
 fn row_extent(resident: &Resident, slot: u32) -> RowExtent {
     let index = slot as usize;
@@ -152,9 +164,9 @@ impl DecodePlan {
             free_slots: (0..max_slots as u32).rev().collect(),
             rows: Vec::with_capacity(max_slots),
             slot_rows: vec![NO_ROW; max_slots],
-            room: vec![0; max_slots],
+            full_at: vec![0; max_slots],
             row_versions: vec![0; max_slots],
-            num_full_rows: 0,
+            pace: Pace { num_advances: 0, next_full: u64::MAX, num_edits: 0, num_row_changes: 0 },
             max_position: 0,
             work: SplitResult::default(),
             is_work_current: true,
@@ -225,10 +237,10 @@ impl DecodePlan {
 
     /// Slots whose next token starts a new page, in row order.
     pub fn rows_needing_page(&self) -> Vec<Slot> {
-        if self.num_full_rows == 0 {
+        if self.pace.num_advances < self.pace.next_full {
             return Vec::new();
         }
-        let full = self.rows.iter().filter(|&&index| self.room[index as usize] == 0);
+        let full = self.rows.iter().filter(|&&index| self.room(index as usize) == 0);
         full.map(|&index| self.live_slot(index)).collect()
     }
 
@@ -299,6 +311,29 @@ impl DecodePlan {
         } else {
             self.allows_longest(self.work.longest.max(self.work.longest_last + self.num_steps))
         }
+    }
+
+    /// Steps taken so far.
+    pub(crate) const fn num_advances(&self) -> u64 {
+        self.pace.num_advances
+    }
+
+    /// Edits so far by which rows came or went.
+    pub(crate) const fn num_row_changes(&self) -> u64 {
+        self.pace.num_row_changes
+    }
+
+    /// Tokens that fit the row's pages beyond its length.
+    fn room(&self, slot: usize) -> u64 {
+        self.full_at[slot] - self.pace.num_advances
+    }
+
+    /// Notes a new row with room for `room` tokens.
+    fn start_pace(&mut self, slot: usize, room: usize) {
+        self.full_at[slot] = self.pace.num_advances + room as u64;
+        self.pace.next_full = self.pace.next_full.min(self.full_at[slot]);
+        self.pace.num_edits += 1;
+        self.pace.num_row_changes += 1;
     }
 
     fn live_slot(&self, index: u32) -> Slot {

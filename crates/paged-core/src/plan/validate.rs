@@ -23,11 +23,11 @@ impl DecodePlan {
         for (row, &index) in self.rows.iter().enumerate() {
             self.validate_row(row, index as usize)?;
         }
-        let full = self.rows.iter().filter(|&&index| self.room[index as usize] == 0).count();
-        if full != self.num_full_rows {
+        let next_full = self.rows.iter().map(|&index| self.full_at[index as usize]).min();
+        if next_full.is_some_and(|step| step < self.pace.next_full || step < self.pace.num_advances) {
             return Err(Error::invalid_plan(format!(
-                "{full} full rows, counter says {}",
-                self.num_full_rows
+                "a row is full at step {next_full:?}: expected {} or later, now {}",
+                self.pace.next_full, self.pace.num_advances
             )));
         }
         if self.is_work_current { self.validate_work() } else { Ok(()) }
@@ -42,10 +42,10 @@ impl DecodePlan {
         let fits = start >= base && start + pages <= base + self.capacities.row_stride;
         let room = (pages * self.config().page_size) as i64 - i64::from(offset) - i64::from(length);
         let agrees = self.slot_rows[slot] as usize == row && own(&resident.row_slots[row]) as usize == slot;
-        if !fits || !agrees || room < 0 || room != i64::from(self.room[slot]) {
+        let noted = self.full_at[slot] as i64 - self.pace.num_advances as i64;
+        if !fits || !agrees || room < 0 || room != noted {
             return Err(Error::invalid_plan(format!(
-                "row {row} in slot {slot}: {pages} pages at {start}, length {length} from offset {offset}, room {}",
-                self.room[slot]
+                "row {row} in slot {slot}: {pages} pages at {start}, length {length} from offset {offset}, room {noted}"
             )));
         }
         Ok(())

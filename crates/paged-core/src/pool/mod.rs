@@ -10,9 +10,12 @@ mod free_list;
 mod integrity;
 mod refcount;
 
+use crossbeam_utils::CachePadded;
+
 use crate::error::{Error, Result};
 use crate::geometry::{MAX_INDEX, check_count};
 use crate::ids::PageId;
+use crate::primitive::{AtomicU64, Ordering};
 use free_list::FreeList;
 use refcount::{Refcounts, Refused};
 
@@ -31,6 +34,8 @@ use refcount::{Refcounts, Refused};
 pub struct PagePool {
     free: FreeList,
     refcounts: Refcounts,
+    /// Calls that gave some page another holder.
+    num_shares: CachePadded<AtomicU64>,
 }
 
 impl PagePool {
@@ -40,7 +45,11 @@ impl PagePool {
     /// `InvalidArgument` unless `1 <= num_pages < 2^31`; `AllocationFailed`.
     pub fn new(num_pages: usize) -> Result<Self> {
         let count = check_count("num_pages", num_pages, MAX_INDEX)?;
-        Ok(Self { free: FreeList::new(count as u32)?, refcounts: Refcounts::new(count)? })
+        Ok(Self {
+            free: FreeList::new(count as u32)?,
+            refcounts: Refcounts::new(count)?,
+            num_shares: CachePadded::new(AtomicU64::new(0)),
+        })
     }
 
     /// Pages of the pool.
@@ -56,6 +65,13 @@ impl PagePool {
     /// Pages with at least one holder.
     pub fn num_used(&self) -> usize {
         self.num_pages().saturating_sub(self.num_free())
+    }
+
+    /// Grows whenever a page may have got another holder: as long as it stands still, a page that had one holder has no more.
+    /// Whoever keeps the number reads it before the holders.
+    pub fn num_shares(&self) -> u64 {
+        // Pairs with the Release addition in `note_share`: who sees it sees the counts that were changed before.
+        self.num_shares.load(Ordering::Acquire)
     }
 
     /// Takes `num_pages` pages, each with one holder: the caller.
@@ -90,6 +106,7 @@ impl PagePool {
                 });
             }
         }
+        self.note_share();
         Ok(())
     }
 
@@ -126,6 +143,12 @@ impl PagePool {
         Ok(self.refcount(page)? > 1)
     }
 
+    /// After the counts have changed: who has read a count too early finds another number next time.
+    fn note_share(&self) {
+        // Pairs with the Acquire load in `num_shares`.
+        self.num_shares.fetch_add(1, Ordering::Release);
+    }
+
     fn count_of(&self, argument: &'static str, page: PageId) -> Result<u32> {
         if page as usize >= self.num_pages() {
             return Err(Error::invalid(
@@ -160,6 +183,7 @@ impl PagePool {
                     for &page in &pages[..done] {
                         self.refcounts.undo_release(page);
                     }
+                    self.note_share();
                     return Err(Error::corrupt(format!("double release of page {page}")));
                 }
             }

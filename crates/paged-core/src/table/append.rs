@@ -21,8 +21,9 @@ impl PageTable {
     /// # Errors
     /// `InvalidArgument` if the sequence would exceed 2^31 - 1 tokens.
     pub fn pages_needed(&self, num_tokens: usize) -> Result<usize> {
-        let grown = self.grown_pages(num_tokens)? - self.pages.len();
-        Ok(grown + usize::from(self.writes_shared_page(num_tokens)?))
+        let held = self.num_tokens();
+        let grown = self.grown_pages(held, num_tokens)? - self.pages.len();
+        Ok(grown + usize::from(self.writes_shared_page(held, num_tokens)?))
     }
 
     /// Makes room for `num_tokens` tokens after the last one.
@@ -32,8 +33,10 @@ impl PageTable {
     /// # Errors
     /// `InvalidArgument` as for [`pages_needed`](Self::pages_needed); `OutOfPages`. The table is unchanged then.
     pub fn append(&mut self, num_tokens: usize) -> Result<Append> {
-        let grown = self.grown_pages(num_tokens)? - self.pages.len();
-        let copy = self.writes_shared_page(num_tokens)?;
+        self.leave_clock();
+        let held = self.own_tokens;
+        let grown = self.grown_pages(held, num_tokens)? - self.pages.len();
+        let copy = self.writes_shared_page(held, num_tokens)?;
         let mut fresh = self.pool.acquire(grown + usize::from(copy))?;
         let mut copies = Vec::new();
         if copy
@@ -50,7 +53,7 @@ impl PageTable {
             copies.push((source, target));
         }
         self.pages.extend_from_slice(&fresh);
-        self.num_tokens += num_tokens;
+        self.own_tokens += num_tokens;
         Ok(Append { new_pages: fresh, copies })
     }
 
@@ -58,26 +61,28 @@ impl PageTable {
     /// it does without divisions.
     pub(super) fn takes_nothing(&self, num_tokens: usize) -> Result<bool> {
         let Some(&last) = self.pages.last() else { return Ok(num_tokens == 0) };
-        let room = self.pages.len() * self.page_size() - self.num_held_tokens();
-        Ok(num_tokens <= room && self.num_tokens + room <= MAX_INDEX && !self.pool.is_shared(last)?)
+        Ok(num_tokens <= self.room(self.num_tokens()) && !self.pool.is_shared(last)?)
     }
 
-    /// Pages that hold the held tokens and `num_tokens` more.
-    pub(super) fn grown_pages(&self, num_tokens: usize) -> Result<usize> {
-        match self.num_tokens.checked_add(num_tokens) {
-            Some(total) if total <= MAX_INDEX => {
-                Ok(self.geometry.pages_for(total - self.head_page * self.geometry.page_size()))
-            }
+    /// Tokens that fit beside `held` tokens without another page, and do not exceed what a table counts.
+    pub(super) fn room(&self, held: usize) -> usize {
+        (self.pages.len() * self.page_size() - self.held(held)).min(MAX_INDEX - held)
+    }
+
+    /// Pages for `num_tokens` tokens beside the `held` ones.
+    pub(super) fn grown_pages(&self, held: usize, num_tokens: usize) -> Result<usize> {
+        match held.checked_add(num_tokens) {
+            Some(total) if total <= MAX_INDEX => Ok(self.geometry.pages_for(self.held(total))),
             _ => Err(Error::invalid(
                 "num_tokens",
-                format!("{} tokens and {num_tokens} more exceed {MAX_INDEX}", self.num_tokens),
+                format!("{held} tokens and {num_tokens} more exceed {MAX_INDEX}"),
             )),
         }
     }
 
-    pub(super) fn writes_shared_page(&self, num_tokens: usize) -> Result<bool> {
+    pub(super) fn writes_shared_page(&self, held: usize, num_tokens: usize) -> Result<bool> {
         match self.pages.last() {
-            Some(&last) if num_tokens > 0 && self.last_page_len() < self.page_size() => {
+            Some(&last) if num_tokens > 0 && self.geometry.last_page_len(held) < self.page_size() => {
                 self.pool.is_shared(last)
             }
             _ => Ok(false),

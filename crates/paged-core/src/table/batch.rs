@@ -36,38 +36,66 @@ pub fn append_all<T: DerefMut<Target = PageTable>>(
     tables: &mut [T],
     num_tokens: usize,
 ) -> Result<Vec<(usize, Append)>> {
+    let Some(first) = tables.first_mut() else { return Ok(Vec::new()) };
+    let pool = Arc::clone(&first.pool);
+    tables.iter_mut().for_each(|table| table.leave_clock());
+    let reserved = reserve(tables, num_tokens)?;
+    if let Err(error) = pool.release(&reserved.sources()) {
+        pool.release(&reserved.fresh)?;
+        return Err(error);
+    }
+    Ok(reserved.apply(tables, num_tokens))
+}
+
+/// Pages that tables are about to get. Whoever does not apply them gives them back.
+pub(crate) struct Reserved {
+    growths: Vec<Growth>,
+    pub(crate) fresh: Vec<PageId>,
+}
+
+impl Reserved {
+    /// Shared pages that are to be copied: the tables let go of them before they get the copies.
+    pub(crate) fn sources(&self) -> Vec<PageId> {
+        self.growths.iter().filter_map(|growth| growth.source).collect()
+    }
+
+    /// Gives the tables their pages and tokens. The sources are released; the tables are on no clock.
+    pub(crate) fn apply<T: DerefMut<Target = PageTable>>(
+        self,
+        tables: &mut [T],
+        num_tokens: usize,
+    ) -> Vec<(usize, Append)> {
+        let mut fresh = self.fresh.into_iter();
+        let mut changed = Vec::with_capacity(self.growths.len());
+        for growth in self.growths {
+            let table = &mut *tables[growth.index];
+            let mut append = Append::default();
+            if let Some(source) = growth.source
+                && let Some(last) = table.pages.last_mut()
+                && let Some(target) = fresh.next()
+            {
+                *last = target;
+                append.copies.push((source, target));
+            }
+            append.new_pages.extend(fresh.by_ref().take(growth.num_new_pages));
+            table.pages.extend_from_slice(&append.new_pages);
+            changed.push((growth.index, append));
+        }
+        for table in tables {
+            table.own_tokens += num_tokens;
+        }
+        changed
+    }
+}
+
+/// Acquires what [`append_all`] takes; the tables stay as they are.
+pub(crate) fn reserve<T: Deref<Target = PageTable>>(tables: &[T], num_tokens: usize) -> Result<Reserved> {
     let growths = growths(tables, num_tokens)?;
-    let mut fresh = Vec::new();
-    if let Some(first) = tables.first()
-        && !growths.is_empty()
-    {
-        fresh = first.pool.acquire(num_pages(&growths))?;
-        let sources: Vec<PageId> = growths.iter().filter_map(|growth| growth.source).collect();
-        if let Err(error) = first.pool.release(&sources) {
-            first.pool.release(&fresh)?;
-            return Err(error);
-        }
-    }
-    let mut fresh = fresh.into_iter();
-    let mut changed = Vec::with_capacity(growths.len());
-    for growth in growths {
-        let table = &mut *tables[growth.index];
-        let mut append = Append::default();
-        if let Some(source) = growth.source
-            && let Some(last) = table.pages.last_mut()
-            && let Some(target) = fresh.next()
-        {
-            *last = target;
-            append.copies.push((source, target));
-        }
-        append.new_pages.extend(fresh.by_ref().take(growth.num_new_pages));
-        table.pages.extend_from_slice(&append.new_pages);
-        changed.push((growth.index, append));
-    }
-    for table in tables {
-        table.num_tokens += num_tokens;
-    }
-    Ok(changed)
+    let fresh = match tables.first() {
+        Some(first) if !growths.is_empty() => first.pool.acquire(num_pages(&growths))?,
+        _ => Vec::new(),
+    };
+    Ok(Reserved { growths, fresh })
 }
 
 fn num_pages(growths: &[Growth]) -> usize {
@@ -85,10 +113,11 @@ fn growths<T: Deref<Target = PageTable>>(tables: &[T], num_tokens: usize) -> Res
         if table.takes_nothing(num_tokens)? {
             continue;
         }
-        let num_new_pages = table.grown_pages(num_tokens)? - table.pages.len();
+        let held = table.num_tokens();
+        let num_new_pages = table.grown_pages(held, num_tokens)? - table.pages.len();
         let mut source = None;
         if let Some(&last) = table.pages.last()
-            && table.writes_shared_page(num_tokens)?
+            && table.writes_shared_page(held, num_tokens)?
         {
             // Tables before this one have let go of the page by its turn.
             let gone = growths.iter().filter(|growth| growth.source == Some(last)).count();

@@ -11,6 +11,8 @@
 
 mod append;
 mod batch;
+mod clock;
+mod shared_steps;
 mod window;
 
 use std::sync::Arc;
@@ -20,7 +22,9 @@ use crate::geometry::{MAX_INDEX, PageGeometry, check_count};
 use crate::ids::PageId;
 use crate::pool::PagePool;
 pub use append::Append;
+pub(crate) use batch::{Reserved, reserve};
 pub use batch::{append_all, pages_needed_by};
+pub(crate) use clock::StepClock;
 
 /// The pages of one sequence in one KV group.
 ///
@@ -48,7 +52,10 @@ pub struct PageTable {
     /// Held pages; the first is the sequence's page number `head_page`.
     pages: Vec<PageId>,
     head_page: usize,
-    num_tokens: usize,
+    /// Tokens beside those that `clock` counts; wraps below 0.
+    own_tokens: usize,
+    /// The steps of the decode batch that the table is in.
+    clock: Option<Arc<StepClock>>,
 }
 
 impl PageTable {
@@ -61,17 +68,21 @@ impl PageTable {
         if let Some(window) = window {
             check_count("window", window, MAX_INDEX)?;
         }
-        Ok(Self { pool, geometry, window, pages: Vec::new(), head_page: 0, num_tokens: 0 })
+        Ok(Self { pool, geometry, window, pages: Vec::new(), head_page: 0, own_tokens: 0, clock: None })
     }
 
     /// Tokens appended since the start: the absolute position of the next token.
     pub fn num_tokens(&self) -> usize {
-        self.num_tokens
+        // A batch may take a step at any moment: every operation asks once.
+        match &self.clock {
+            None => self.own_tokens,
+            Some(clock) => self.own_tokens.wrapping_add(clock.num_steps() as usize),
+        }
     }
 
     /// Visible tokens: `num_tokens`, or at most the window.
     pub fn kv_len(&self) -> usize {
-        self.window.map_or(self.num_tokens, |window| self.num_tokens.min(window))
+        self.visible(self.num_tokens())
     }
 
     /// Held pages, in order.
@@ -87,17 +98,18 @@ impl PageTable {
     /// Tokens in the held pages, those out of view at the head included. A prefill chunk that has to see what its first
     /// token sees passes this with a `first_page_offset` of 0.
     pub fn num_held_tokens(&self) -> usize {
-        self.num_tokens - self.head_page * self.geometry.page_size()
+        self.held(self.num_tokens())
     }
 
     /// Held tokens before the first visible one. Less than `page_size` after [`retire_head`](Self::retire_head).
     pub fn first_page_offset(&self) -> usize {
-        self.num_held_tokens() - self.kv_len()
+        let num_tokens = self.num_tokens();
+        self.held(num_tokens) - self.visible(num_tokens)
     }
 
     /// Tokens in the last page: `1..=page_size`, or 0 for an empty table.
     pub fn last_page_len(&self) -> usize {
-        self.geometry.last_page_len(self.num_tokens)
+        self.geometry.last_page_len(self.num_tokens())
     }
 
     /// Tokens per page.
@@ -116,7 +128,13 @@ impl PageTable {
     /// `Corrupt` if the table's pages were released behind its back.
     pub fn fork(&self) -> Result<Self> {
         self.pool.retain(&self.pages)?;
-        Ok(Self { pool: Arc::clone(&self.pool), pages: self.pages.clone(), ..*self })
+        Ok(Self {
+            pool: Arc::clone(&self.pool),
+            pages: self.pages.clone(),
+            own_tokens: self.num_tokens(),
+            clock: None,
+            ..*self
+        })
     }
 
     /// Starts an empty table without a window on full pages that somebody else holds too; each gets one more holder.
@@ -125,10 +143,11 @@ impl PageTable {
     /// `InvalidArgument` for a table that is not empty or has a window, a page outside the pool, or more tokens than a table
     /// counts; `Corrupt` for a page that is free. The table stays empty then.
     pub fn adopt(&mut self, pages: &[PageId]) -> Result<()> {
-        if self.num_tokens != 0 || self.window.is_some() {
+        self.leave_clock();
+        if self.own_tokens != 0 || self.window.is_some() {
             let message = format!(
                 "{} tokens held, window {:?}: only an empty table adopts",
-                self.num_tokens, self.window
+                self.own_tokens, self.window
             );
             return Err(Error::invalid("pages", message));
         }
@@ -138,7 +157,7 @@ impl PageTable {
         }
         self.pool.retain(pages)?;
         self.pages = pages.to_vec();
-        self.num_tokens = num_tokens;
+        self.own_tokens = num_tokens;
         Ok(())
     }
 
@@ -147,9 +166,18 @@ impl PageTable {
     /// # Errors
     /// `Corrupt` if the table's pages were released behind its back; the table is empty even so.
     pub fn release(&mut self) -> Result<()> {
+        self.leave_clock();
         self.head_page = 0;
-        self.num_tokens = 0;
+        self.own_tokens = 0;
         self.pool.release(&std::mem::take(&mut self.pages))
+    }
+
+    fn visible(&self, num_tokens: usize) -> usize {
+        self.window.map_or(num_tokens, |window| num_tokens.min(window))
+    }
+
+    fn held(&self, num_tokens: usize) -> usize {
+        num_tokens - self.head_page * self.geometry.page_size()
     }
 
     /// Checks the table against the pool.
