@@ -16,19 +16,34 @@ struct Device {
     state: Vec<i32>,
     table: Vec<i32>,
     mirror: DeviceMirror,
+    /// The same device, whose mirror compares every row in every step.
+    twin: DeviceMirror,
+    last_rows: usize,
+    num_steady: usize,
 }
 
 impl Device {
     fn new(plan: &DecodePlan, num_workers: usize) -> Self {
         let mirror = DeviceMirror::new(plan, num_workers).unwrap();
+        let twin = DeviceMirror::new(plan, num_workers).unwrap();
         let layout = *mirror.layout();
-        Self { state: vec![0; layout.num_state_words()], table: vec![0; layout.num_table_words], mirror }
+        let (state, table) = (vec![0; layout.num_state_words()], vec![0; layout.num_table_words]);
+        Self { state, table, mirror, twin, last_rows: 0, num_steady: 0 }
     }
 
     /// Applies the words, adds a token to every row, and returns the number of words and the rows' positions.
     fn step(&mut self, plan: &DecodePlan, num_rows: usize) -> (usize, Vec<i32>) {
         let mut words = Vec::new();
-        self.mirror.sync(plan, num_rows, &mut words).unwrap();
+        if num_rows == self.last_rows && self.mirror.try_sync(plan) {
+            self.num_steady += 1;
+        } else {
+            self.mirror.sync(plan, num_rows, &mut words).unwrap();
+        }
+        self.last_rows = num_rows;
+        let mut wanted = Vec::new();
+        self.twin.sync(plan, num_rows, &mut wanted).unwrap();
+        assert_eq!(words, wanted);
+        assert_eq!(self.mirror.num_lists(), self.twin.num_lists());
         let layout = *self.mirror.layout();
         for &(address, value) in &words {
             let address = address as usize;

@@ -9,12 +9,15 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyOverflowError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyMemoryView;
+use pyo3::types::{PyBool, PyMemoryView};
 
 use crate::errors::{CoreError, CoreResult};
 
 /// Reads a count or an index that must not be negative.
 pub(crate) fn count(argument: &'static str, value: &Bound<'_, PyAny>) -> CoreResult<usize> {
+    if value.is_exact_instance_of::<PyBool>() {
+        return Err(Error::invalid_type(argument, "expected an int, got bool").into());
+    }
     let number = match value.extract::<i64>() {
         Ok(number) => number,
         Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => {

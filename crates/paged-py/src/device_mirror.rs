@@ -5,9 +5,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use paged_core::plan::{self, DeviceLayout};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
+use pyo3::types::PyTuple;
 
 use crate::buffer::count;
-use crate::errors::CoreResult;
+use crate::errors::{CoreError, CoreResult};
 use crate::plan::DecodePlan;
 use crate::plan_config::Argument;
 
@@ -47,13 +48,23 @@ impl DeviceMirror {
         })
     }
 
-    fn sync(&self, num_rows: Argument<'_, '_>) -> CoreResult<Vec<i32>> {
+    fn try_sync(&self, py: Python<'_>) -> bool {
+        let plan = self.plan.get().lock(py);
+        self.lock(py).try_sync(&plan)
+    }
+
+    fn sync<'py>(&self, num_rows: Argument<'_, 'py>) -> PyResult<Bound<'py, PyTuple>> {
         let py = num_rows.py();
         let num_rows = count("num_rows", num_rows)?;
         let mut words = Vec::new();
         let plan = self.plan.get().lock(py);
-        self.lock(py).sync(&plan, num_rows, &mut words)?;
-        Ok(words.into_iter().flat_map(|(address, value)| [address, value]).collect())
+        self.lock(py).sync(&plan, num_rows, &mut words).map_err(CoreError::from)?;
+        drop(plan);
+        if words.is_empty() {
+            return Ok(PyTuple::empty(py));
+        }
+        let flat: Vec<i32> = words.into_iter().flat_map(|(address, value)| [address, value]).collect();
+        PyTuple::new(py, flat)
     }
 
     #[getter]

@@ -64,9 +64,20 @@ pub struct DeviceMirror {
     items: Vec<StreamItem>,
     listed: Vec<ListedRow>,
     num_listed_rows: usize,
-    /// Steps for which the work list is still good.
-    num_steps_left: usize,
     num_lists: u64,
+    pace: MirrorPace,
+}
+
+/// What a steady step looks at, side by side.
+#[derive(Debug, Clone, Copy, Default)]
+struct MirrorPace {
+    /// Edits and steps of the plan when the device was last in step with it.
+    num_edits: u64,
+    num_advances: u64,
+    /// Steps for which the work list is still good; 0 before there is one.
+    num_steps_left: usize,
+    /// Steps since `slots` was last brought up to date, in which the listed rows got a token each and nothing else happened.
+    num_steady_steps: i32,
 }
 
 impl DeviceMirror {
@@ -109,8 +120,8 @@ impl DeviceMirror {
             items: vec![StreamItem::default(); num_items],
             listed: Vec::with_capacity(max_slots),
             num_listed_rows: 0,
-            num_steps_left: 0,
             num_lists: 0,
+            pace: MirrorPace::default(),
         })
     }
 
@@ -129,6 +140,21 @@ impl DeviceMirror {
         self.num_lists
     }
 
+    /// [`sync`](Self::sync) for as many rows as last time, if nothing has happened since but one [`DecodePlan::advance`]: no
+    /// word is to be written then. Constant time. False, and nothing changed, if there is more to it.
+    pub fn try_sync(&mut self, plan: &DecodePlan) -> bool {
+        let (mirror, plan) = (&mut self.pace, &plan.pace);
+        let is_steady = mirror.num_steps_left > 0
+            && mirror.num_edits == plan.num_edits
+            && mirror.num_advances + 1 == plan.num_advances;
+        if is_steady {
+            mirror.num_advances = plan.num_advances;
+            mirror.num_steps_left -= 1;
+            mirror.num_steady_steps += 1;
+        }
+        is_steady
+    }
+
     /// Appends to `words` the pairs (address, value) that make the device's copy such that, once every row has got one more
     /// token there, it is the plan as it is now. To be called once for every step of the device, usually after one
     /// [`DecodePlan::advance`]; empty when only lengths have grown by it. After any other number of them, none included,
@@ -145,10 +171,11 @@ impl DeviceMirror {
                 format!("expected {}..={max_slots}, got {num_rows}", plan.num_rows()),
             ));
         }
+        self.book_steady_steps();
         let num_steps =
             plan.rows.iter().map(|&slot| self.num_new_tokens(plan, slot as usize)).max().unwrap_or(0);
         let is_listed = self.num_listed_rows == num_rows
-            && num_steps <= self.num_steps_left
+            && num_steps <= self.pace.num_steps_left
             && self.listed.iter().copied().eq(plan.rows.iter().map(|&slot| listed_row(plan, slot)));
         let list = if is_listed {
             None
@@ -160,9 +187,9 @@ impl DeviceMirror {
         }
         self.sync_row_slots(plan, num_rows, words);
         match list {
-            None => self.num_steps_left -= num_steps,
+            None => self.pace.num_steps_left -= num_steps,
             Some(list) => {
-                self.num_steps_left = list.num_steps;
+                self.pace.num_steps_left = list.num_steps;
                 self.listed.clear();
                 self.listed.extend(plan.rows.iter().map(|&slot| listed_row(plan, slot)));
                 self.num_listed_rows = num_rows;
@@ -170,7 +197,18 @@ impl DeviceMirror {
                 self.sync_items(plan, list.items, num_rows, words);
             }
         }
+        (self.pace.num_edits, self.pace.num_advances) = (plan.pace.num_edits, plan.pace.num_advances);
         Ok(())
+    }
+
+    /// Brings `slots` up to the last call. The listed rows are the plan's of that time.
+    fn book_steady_steps(&mut self) {
+        let num_steps = std::mem::take(&mut self.pace.num_steady_steps);
+        for &(slot, ..) in &self.listed {
+            let mirror = &mut self.slots[slot as usize];
+            mirror.end += num_steps;
+            mirror.position += num_steps;
+        }
     }
 
     /// Tokens that a slot has got since the last step of the device, if nothing else has happened to it.
