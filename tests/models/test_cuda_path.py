@@ -96,6 +96,37 @@ def test_the_kill_switch_and_back_between_steps(monkeypatch: pytest.MonkeyPatch)
     assert both[0].outcomes.snapshot() == {"fused": 4 * layers, "gather:kill_switch": 2 * layers}
 
 
+def test_a_step_reads_the_kill_switch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models("llama", KernelsDouble())[0]
+    rows = PagedRows(model)
+    for _ in range(3):
+        rows.add([1, 2, 3])
+    num_layers = model.layout.num_layers
+    monkeypatch.setenv("MLXCEL_PAGED_ATTENTION_NATIVE", "1")
+    num_rows = model.launch_rows(3)
+    monkeypatch.setenv("MLXCEL_PAGED_ATTENTION_NATIVE", "0")
+    rows.decode(pad([4, 5, 6], num_rows))  # padded for the path that was chosen then
+    assert model.outcomes.snapshot() == {"fused": num_layers}
+    rows.decode([4, 5, 6])  # alone, it reads the switch itself
+    assert model.outcomes.snapshot() == {"fused": num_layers, "gather:kill_switch": num_layers}
+
+
+def test_rows_that_do_not_fit_the_plan_are_refused_on_either_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models("llama", KernelsDouble())[0]
+    rows = PagedRows(model)
+    for _ in range(2):
+        rows.add([1, 2, 3])
+    for tokens in ([4], [4] * 7):
+        with pytest.raises(ValueError, match="num_rows"):
+            model.decode(tokens)
+    monkeypatch.setenv("MLXCEL_PAGED_ATTENTION_NATIVE", "0")
+    for tokens in ([4], [4] * 3):
+        with pytest.raises(ValueError, match="one per row"):
+            model.decode(tokens)
+    with pytest.raises(ValueError, match="one per row"):
+        model.decode(mx.zeros((2, 1), mx.int32))
+
+
 def test_a_page_size_that_is_no_power_of_two_gathers() -> None:
     model = models("llama", KernelsDouble(), page_size=24)[0]
     rows = PagedRows(model)

@@ -58,6 +58,7 @@ class DecodeStep:
         self._row_slots = np.asarray(self._plans[0].row_slots)
         self._output = cpu.CpuOutput()
         self._paths: list[Path] = []
+        self._may_pad = False
         self._gather_indices: dict[int, GatherIndex] = {}
         self._places: dict[int, mx.array] = {}
         self._last_output: mx.array | None = None  # of the pass before, on CUDA
@@ -80,14 +81,21 @@ class DecodeStep:
             )
             for group in self._groups
         ]
-        return self._backend == "cuda" and all(path.is_fused for path in self._paths)
+        self._may_pad = self._backend == "cuda" and all(path.is_fused for path in self._paths)
+        return self._may_pad
 
     def begin(self, tokens: mx.array) -> None:
         """Takes the rows' positions from the plans, which are already advanced. The paths are chosen.
 
         Args:
             tokens: `[num_rows]` int32, the newest token of every row, padding included.
+
+        Raises:
+            ValueError: Not as many as the plans have rows; more are padding where that is allowed.
         """
+        # Where padding is allowed, the device's mirrors look at the number anyway.
+        if not self._may_pad and tokens.shape[0] != (num_rows := self._plans[0].num_rows):
+            raise ValueError(f"tokens must be one per row of the plan, {num_rows}: got shape {tokens.shape}")
         self._gather_indices.clear()
         self._places.clear()
         on_device = [
@@ -103,7 +111,7 @@ class DecodeStep:
                 begin_deferring(self.offset)
         else:
             # A plan's position is that of the next token, and the newest one is already counted.
-            self.offset = mx.array(self._positions[self._row_slots[: self._plans[0].num_rows]] - 1)
+            self.offset = mx.array(self._positions[self._row_slots[: tokens.shape[0]]] - 1)
 
     def end(self) -> None:
         """Ends the pass, also one that has failed."""

@@ -70,6 +70,7 @@ class PagedModel:
             raise ValueError(f"num_pages has {len(counts)} entries for {len(self.layout.groups)} KV groups")
         self.page_size = page_size
         self.max_context = max_context
+        self._chosen_rows: int | None = None  # of the step whose paths `launch_rows` has chosen
         on_cpu = loaded.device == "cpu"
         kernels = None if on_cpu else kernels or cuda_kernels()
         if kernels is not None and env.step_fusion():
@@ -120,8 +121,14 @@ class PagedModel:
         self._prefill_step.finish()
 
     def launch_rows(self, num_rows: int) -> int:
-        """Rows that a decode step of `num_rows` sequences should have: more where padding keeps launches alike."""
-        return bucket_rows(num_rows, self._max_slots) if self._decode_step.choose_paths() else num_rows
+        """Rows that a decode step of `num_rows` sequences should have: more where padding keeps launches alike.
+
+        Chooses the paths of the step; the next `decode` keeps to them if it has as many rows.
+        """
+        self._chosen_rows = num_rows
+        if self._decode_step.choose_paths():
+            self._chosen_rows = bucket_rows(num_rows, self._max_slots)
+        return self._chosen_rows
 
     def decode(self, tokens: mx.array | Sequence[int]) -> mx.array:
         """Runs one decode step and returns the logits, `[rows, vocab]` float32.
@@ -131,10 +138,11 @@ class PagedModel:
                 `launch_rows` of them, the last ones padding.
         """
         inputs = tokens if isinstance(tokens, mx.array) else mx.array(list(tokens), mx.int32)
-        num_rows = self.plans[0].num_rows
-        may_pad = self._decode_step.choose_paths()
-        if inputs.ndim != 1 or not num_rows <= inputs.shape[0] <= (self._max_slots if may_pad else num_rows):
-            raise ValueError(f"tokens must be one per row of the plan, {num_rows}: got shape {inputs.shape}")
+        if inputs.ndim != 1:
+            raise ValueError(f"tokens must be one per row of the plan: got shape {inputs.shape}")
+        if inputs.shape[0] != self._chosen_rows:
+            self._decode_step.choose_paths()
+        self._chosen_rows = None
         try:
             self._decode_step.begin(inputs)
             logits: mx.array = self._model(inputs[:, None], cache=self._decode_caches)
