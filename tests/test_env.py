@@ -35,3 +35,13 @@ def test_stray_value_is_policy_and_reported_once(
         assert env.native_attention() is NativeAttention.POLICY
         assert env.native_attention() is NativeAttention.POLICY
     assert [record.getMessage().count("maybe-so") for record in caplog.records] == [1]
+
+
+@pytest.mark.parametrize(("value", "wanted"), [(None, True), ("", True), ("1", True), ("0", False), (" Off ", False)])
+def test_step_fusion_is_on_unless_switched_off(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, wanted: bool
+) -> None:
+    monkeypatch.delenv(env.STEP_FUSION, raising=False)
+    if value is not None:
+        monkeypatch.setenv(env.STEP_FUSION, value)
+    assert env.step_fusion() is wanted

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 import tiny
+from cuda_double import KernelsDouble
 from products_double import Launches, install_doubles
 
 from mlxcel_paged.models.flat_quantized import FlatQuantizedLinear, flatten_quantized
+from mlxcel_paged.models.paged_model import PagedModel
+from mlxcel_paged.models.paged_rows import PagedRows
 from mlxcel_paged.models.siblings import Siblings
 from mlxcel_paged.models.streamed_dense import StreamedEmbedding, StreamedLinear
 from mlxcel_paged.models.streamed_products import stream_products
@@ -60,6 +64,45 @@ def test_a_decode_pass_launches_once_for_each_input(monkeypatch: pytest.MonkeyPa
         is_served = shape[1] == 1 and 2 <= shape[0] <= 16
         assert launches.dense == ([QKV, OUT, GATE_UP, DOWN] * 2 + [LOGITS] if is_served else [])
         assert [siblings.num_waiting for siblings in siblings_of(model)] == [0] * 4
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_a_paged_model_decodes_through_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, launches: Launches, bits: int | None
+) -> None:
+    """Together with RoPE that attention applies; prompts stay with MLX, and so do rows that are too many."""
+    monkeypatch.setitem(tiny.FAMILIES, "llama", {**tiny.FAMILIES["llama"], **WIDE})
+    loaded = tiny.loaded_tiny("llama", dtype=mx.float16)
+    if bits is not None:
+        nn.quantize(loaded.model, group_size=64, bits=bits)
+    options: dict[str, Any] = {"num_pages": 80, "page_size": 16, "max_slots": 24, "max_context": 64}
+    kernels = KernelsDouble()
+    monkeypatch.setenv("MLXCEL_PAGED_STEP_FUSION", "0")
+    plain = PagedModel(replace(loaded, device="gpu"), kernels=kernels, **options)
+    kernels.page_double.register(plain.pools)
+    wanted = [decoded(plain, launches, num_rows) for num_rows in (3, 20)]
+    assert not launches.dense
+    assert not launches.quantized
+    monkeypatch.setenv("MLXCEL_PAGED_STEP_FUSION", "1")
+    fused = PagedModel(replace(loaded, device="gpu"), kernels=kernels, **options)
+    kernels.page_double.register(fused.pools)
+    step = [QKV, OUT, GATE_UP, DOWN] * 2 + [LOGITS]
+    seen = launches.dense if bits is None else launches.quantized
+    for num_rows, expected, launched in zip((3, 20), wanted, (step, []), strict=True):
+        assert close(decoded(fused, launches, num_rows), expected)
+        assert seen == launched
+
+
+def decoded(paged: PagedModel, launches: Launches, num_rows: int) -> mx.array:
+    """Logits of one step of sequences of their own; only the step's launches are left."""
+    rows = PagedRows(paged)
+    for row in range(num_rows):
+        rows.add([row, row + 1, row + 2, 5], chunk=16)
+    launches.clear()
+    result = rows.decode([7] * num_rows + [0] * (paged.launch_rows(num_rows) - num_rows))
+    mx.eval(result)
+    rows.close()
+    return result[:num_rows]
 
 
 def test_turning_a_model_again_changes_nothing(monkeypatch: pytest.MonkeyPatch, launches: Launches) -> None:
