@@ -62,6 +62,8 @@ pub struct DeviceMirror {
     slots: Vec<SlotMirror>,
     row_slots: Vec<i32>,
     items: Vec<StreamItem>,
+    /// Items from here on have never been used, or not since the last list.
+    num_used_items: usize,
     listed: Vec<ListedRow>,
     num_listed_rows: usize,
     num_lists: u64,
@@ -118,6 +120,7 @@ impl DeviceMirror {
             slots: vec![SlotMirror::default(); num_slots],
             row_slots: vec![0; max_slots],
             items: vec![StreamItem::default(); num_items],
+            num_used_items: 0,
             listed: Vec::with_capacity(max_slots),
             num_listed_rows: 0,
             num_lists: 0,
@@ -180,7 +183,7 @@ impl DeviceMirror {
         let list = if is_listed {
             None
         } else {
-            Some(plan.stream_items(self.num_workers, Some(self.layout.num_items))?)
+            Some(plan.used_stream_items(self.num_workers, self.layout.num_items)?)
         };
         for &slot in &plan.rows {
             self.sync_slot(plan, slot as usize, words);
@@ -259,6 +262,12 @@ impl DeviceMirror {
         num_rows: usize,
         words: &mut Vec<(i32, i32)>,
     ) {
+        let num_padding = num_rows - plan.num_rows();
+        // Room for the padding in any column: as many full turns over the workers as its rows can take.
+        let num_turns = items.len().div_ceil(self.num_workers) + num_padding.div_ceil(self.num_workers);
+        let num_used = (num_turns * self.num_workers).min(self.items.len());
+        items.resize(num_used.max(self.num_used_items), StreamItem::default());
+        self.num_used_items = num_used;
         for item in items.iter_mut().filter(|item| item.flags & StreamItem::VALID != 0) {
             let begin = row_begin(plan, item.slot as usize) as i32;
             item.kv_begin += begin;

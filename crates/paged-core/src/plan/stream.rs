@@ -111,9 +111,15 @@ impl DecodePlan {
         };
         let num_items = num_items.unwrap_or_else(|| depth.saturating_mul(num_workers).min(MAX_WORK_ITEMS));
         check_count("num_items", num_items, MAX_WORK_ITEMS)?;
+        let mut list = self.used_stream_items(num_workers, num_items)?;
+        list.items.resize(num_items, StreamItem::default());
+        Ok(list)
+    }
 
+    /// As [`stream_items`](Self::stream_items), without the unused items behind the last used one.
+    pub(super) fn used_stream_items(&self, num_workers: usize, num_items: usize) -> Result<StreamList> {
         let rows: Vec<_> = self.rows.iter().map(|&index| row_extent(&self.resident, index)).collect();
-        let mut list = if self.config().batch_invariant {
+        let list = if self.config().batch_invariant {
             self.fixed_stream(&rows, num_workers)
         } else {
             balanced_stream(&rows, num_workers, self.config().window, self.config().num_splits)
@@ -125,7 +131,6 @@ impl DecodePlan {
                 format!("expected {needed} or more for this batch, got {num_items}"),
             ));
         }
-        list.items.resize(num_items, StreamItem::default());
         Ok(list)
     }
 
