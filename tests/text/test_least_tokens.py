@@ -33,6 +33,17 @@ def merging_tokenizer(normalizer: Any = None, missing: str = "", **special: bool
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
+def twice_spelled_tokenizer() -> PreTrainedTokenizerFast:
+    """Spells bytes, then the bytes of that spelling: a space is "Ġ", then "Äł", and four of those are one token."""
+    vocab = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges = [("Ä", "ł"), ("Äł", "Äł"), ("ÄłÄł", "ÄłÄł")]
+    vocab.update({first + second: len(vocab) + index for index, (first, second) in enumerate(merges)})
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    spelling = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([spelling, spelling])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
 def count(tokenizer: Any, text: str) -> int:
     return len(tokenizer.encode(text, add_special_tokens=False))
 
@@ -44,6 +55,7 @@ def count(tokenizer: Any, text: str) -> int:
         merging_tokenizer(),
         merging_tokenizer(normalizers.NFC()),
         merging_tokenizer(missing="Ċé"),
+        twice_spelled_tokenizer(),
     ],
 )
 def test_no_text_has_fewer_tokens(tokenizer: Any) -> None:

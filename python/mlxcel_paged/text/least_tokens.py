@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mlxcel_paged.text.byte_level import byte_alphabet
 
 # Pre-tokenizers that cut a text and leave every byte of it.
-_CUTTERS = frozenset({"ByteLevel", "Digits", "Punctuation", "Split"})
+_CUTTERS = frozenset({"Digits", "Punctuation", "Split"})
 
 
 class LeastTokens:
@@ -85,8 +85,8 @@ def _keeps_every_byte(state: dict[str, Any]) -> bool:
 def _cuts_to_bytes(pre_tokenizer: dict[str, Any] | None) -> bool:
     if pre_tokenizer is None:
         return False
-    steps = pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
-    return (
-        all(step["type"] in _CUTTERS and step.get("behavior") != "Removed" for step in steps)
-        and steps[-1]["type"] == "ByteLevel"
+    *cuts, last = pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
+    # Bytes are spelled once: spelled a second time, one byte becomes several that count by the spelling's tokens.
+    return last["type"] == "ByteLevel" and all(
+        step["type"] in _CUTTERS and step.get("behavior") != "Removed" for step in cuts
     )
