@@ -1,6 +1,8 @@
 """Page tables as Python sees them."""
 
 import gc
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -169,3 +171,30 @@ def test_batches_in_different_orders_do_not_wait_for_each_other() -> None:
         thread.join(timeout=60)
     assert not any(thread.is_alive() for thread in threads)
     assert [table.num_tokens for table in tables] == [20] * 8
+
+
+_ARGUMENTS_THAT_ASK_BACK = """
+from mlxcel_paged._core import PagePool, PageTable
+
+table, other = PageTable(pool := PagePool(8), 4), PageTable(pool, 4)
+
+
+class Count:
+    def __index__(self):
+        return 1 + table.num_tokens
+
+
+table.append(Count())
+assert table.pages_needed(Count()) == 0
+assert PageTable.pages_needed_by([table], Count()) == 0
+PageTable.append_all([table], Count())
+table.append(1)
+assert table.num_tokens == 4
+other.adopt(page for page in table.pages if other.num_tokens == 0)
+assert other.num_tokens == 4
+"""
+
+
+def test_arguments_may_ask_the_table_that_they_are_for() -> None:
+    """In a process of its own: a call that waits for itself takes the interpreter with it."""
+    subprocess.run([sys.executable, "-c", _ARGUMENTS_THAT_ASK_BACK], check=True, timeout=60)

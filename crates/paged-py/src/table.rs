@@ -16,7 +16,8 @@ use crate::pool::PagePool;
 pub(crate) struct PageTable(pub(crate) Mutex<paged_core::PageTable>);
 
 impl PageTable {
-    /// No call holds the lock while it waits for anything.
+    /// No call holds the lock while it waits for anything. That includes Python: arguments are read before, as reading one may
+    /// run whatever it likes.
     pub(crate) fn lock(&self) -> MutexGuard<'_, paged_core::PageTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -86,18 +87,20 @@ impl PageTable {
     }
 
     fn pages_needed(&self, num_tokens: &Bound<'_, PyAny>) -> CoreResult<usize> {
-        Ok(self.lock().pages_needed(count("num_tokens", num_tokens)?)?)
+        let num_tokens = count("num_tokens", num_tokens)?;
+        Ok(self.lock().pages_needed(num_tokens)?)
     }
 
     fn append(&self, num_tokens: &Bound<'_, PyAny>) -> CoreResult<Append> {
-        Ok(Append(self.lock().append(count("num_tokens", num_tokens)?)?))
+        let num_tokens = count("num_tokens", num_tokens)?;
+        Ok(Append(self.lock().append(num_tokens)?))
     }
 
     /// `pages_needed` of many tables of one pool.
     #[staticmethod]
     fn pages_needed_by(tables: &Bound<'_, PyAny>, num_tokens: &Bound<'_, PyAny>) -> CoreResult<usize> {
-        let tables = table_refs(tables)?;
-        Ok(paged_core::pages_needed_by(&lock_all(&borrow(&tables))?, count("num_tokens", num_tokens)?)?)
+        let (tables, num_tokens) = (table_refs(tables)?, count("num_tokens", num_tokens)?);
+        Ok(paged_core::pages_needed_by(&lock_all(&borrow(&tables))?, num_tokens)?)
     }
 
     /// `append` to many tables of one pool.
@@ -106,9 +109,8 @@ impl PageTable {
         tables: &Bound<'_, PyAny>,
         num_tokens: &Bound<'_, PyAny>,
     ) -> CoreResult<Vec<(usize, Append)>> {
-        let tables = table_refs(tables)?;
-        let changed =
-            paged_core::append_all(&mut lock_all(&borrow(&tables))?, count("num_tokens", num_tokens)?)?;
+        let (tables, num_tokens) = (table_refs(tables)?, count("num_tokens", num_tokens)?);
+        let changed = paged_core::append_all(&mut lock_all(&borrow(&tables))?, num_tokens)?;
         Ok(changed.into_iter().map(|(index, append)| (index, Append(append))).collect())
     }
 
@@ -117,7 +119,8 @@ impl PageTable {
     }
 
     fn adopt(&self, pages: &Bound<'_, PyAny>) -> CoreResult<()> {
-        Ok(self.lock().adopt(&page_ids("pages", pages)?)?)
+        let pages = page_ids("pages", pages)?;
+        Ok(self.lock().adopt(&pages)?)
     }
 
     fn retire_head(&self) -> CoreResult<Vec<u32>> {
