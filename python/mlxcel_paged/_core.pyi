@@ -504,15 +504,15 @@ class DecodeRows:
 
         Raises:
             PlanFullError: without a free slot, or for more pages than a row holds.
-            InvalidArgumentError: for a group that is not there, or a table of another pool or page size.
+            InvalidArgumentError: for a group that is not there, or a table that has a row or is of another pool or page size.
             InvalidPlanError: the plan's rows were changed by another way.
         """
     def retire(self, group: int, slot: Slot) -> None:
-        """Ends a row; those behind it move up. Its table stays as it is.
+        """Ends a row; those behind it move up. Its table stays as it is. Also after a step that was not brought to an end.
 
         Raises:
             StaleSlotError: the slot was retired since.
-            InvalidPlanError: the plan's rows were changed by another way.
+            InvalidPlanError: other rows of the plan came or went by another way.
         """
     def try_advance(self) -> bool:
         """Gives every row one token, in its table and its plan, if no table takes a page for it.

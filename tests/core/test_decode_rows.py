@@ -121,10 +121,14 @@ def test_all_groups_get_their_pages_or_none() -> None:
 def test_plans_edited_by_another_way_are_told() -> None:
     group = Group([1, 1])
     group.plan.advance()
-    for call in (group.rows.try_advance, group.rows.advance, lambda: group.rows.retire(0, group.slots[0])):
+    for call in (group.rows.try_advance, group.rows.advance, lambda: group.rows.admit(0, group.table(1))):
         with pytest.raises(_core.InvalidPlanError, match="another way"):
             call()
     assert group.num_tokens == [1, 1]
+    group.plan.retire(group.slots[1])
+    with pytest.raises(_core.InvalidPlanError, match="another way"):
+        group.rows.retire(0, group.slots[0])
+    assert group.plan.num_rows == 1
 
 
 def test_a_plan_that_lacks_a_page_of_its_table_stops_the_step() -> None:
@@ -137,6 +141,34 @@ def test_a_plan_that_lacks_a_page_of_its_table_stops_the_step() -> None:
     with pytest.raises(_core.InvalidPlanError, match="has no page"):
         group.rows.advance()
     assert group.num_tokens == [7]
+
+
+def test_rows_leave_after_a_step_that_was_not_brought_to_an_end() -> None:
+    group = Group([4, 1])
+    assert len(group.rows.advance()) == 1, "the plan is told of no page and takes no step"
+    with pytest.raises(_core.InvalidPlanError, match="another way"):
+        group.rows.try_advance()
+    for slot in group.slots:
+        group.rows.retire(0, slot)
+    for table in group.tables:
+        table.release()
+    assert group.pool.num_used == 0
+    group.tables = [group.table(2)]
+    group.slots = [group.rows.admit(0, group.tables[0])]
+    assert [group.step() for _ in range(3)] == [[], [], [0]]
+    assert group.num_tokens == list(group.plan.export_csr().positions) == [5]
+
+
+def test_a_table_has_one_row() -> None:
+    group = Group([1])
+    with pytest.raises(_core.InvalidArgumentError, match="row already") as caught:
+        group.rows.admit(0, group.tables[0])
+    assert caught.value.argument == "table"
+    assert group.step() == []
+    assert (group.plan.num_rows, group.num_tokens) == (1, [2])
+    group.rows.retire(0, group.slots[0])
+    group.slots = [group.rows.admit(0, group.tables[0])]
+    assert group.step() == []
 
 
 def test_bad_arguments_change_nothing() -> None:

@@ -78,12 +78,19 @@ impl DecodeRows {
     /// Gives a table a row behind the others of its group.
     ///
     /// # Errors
-    /// `InvalidArgument` for a table of another pool or page size; `InvalidPlan` if the plan's rows were changed by another
-    /// way; as [`DecodePlan::admit`]. Nothing is changed then.
+    /// `InvalidArgument` for a table that has a row or is of another pool or page size; `InvalidPlan` if the plan's rows were
+    /// changed by another way; as [`DecodePlan::admit`]. Nothing is changed then.
     pub fn admit(&mut self, group: usize, plan: &mut DecodePlan, table: &mut PageTable) -> Result<Slot> {
         let page_size = plan.config().page_size;
+        let has_row = table.is_on(&self.clock);
         let rows = self.group(group)?;
+        if plan.num_rows() == 0 {
+            rows.num_advances = plan.num_advances(); // whatever became of the last step, no row has missed it
+        }
         rows.check(plan)?;
+        if has_row {
+            return Err(Error::invalid("table", "it has a row already"));
+        }
         if !table.is_of(&rows.pool) || table.page_size() != page_size {
             return Err(Error::invalid("table", "it is of another pool or page size than its group"));
         }
@@ -102,10 +109,10 @@ impl DecodeRows {
         Ok(slot)
     }
 
-    /// Ends a row; those behind it move up. `table` is the row's.
+    /// Ends a row; those behind it move up. `table` is the row's. Also after a step that its caller did not bring to an end.
     ///
     /// # Errors
-    /// `StaleSlot`; `InvalidPlan` as for [`admit`](Self::admit). Nothing is changed then.
+    /// `StaleSlot`; `InvalidPlan` if other rows came or went by another way. Nothing is changed then.
     pub fn retire(
         &mut self,
         group: usize,
@@ -114,7 +121,9 @@ impl DecodeRows {
         table: &mut PageTable,
     ) -> Result<()> {
         let rows = self.group(group)?;
-        rows.check(plan)?;
+        if plan.num_row_changes() != rows.num_row_changes {
+            rows.check(plan)?;
+        }
         let row = plan.row_of(slot)?;
         plan.retire(slot)?;
         rows.num_row_changes = plan.num_row_changes();
