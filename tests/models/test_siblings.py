@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -85,7 +89,8 @@ def test_outputs_go_with_their_input(siblings: Siblings) -> None:
     x = rows(1.0)
     siblings.take(0, x)
     assert siblings.num_waiting == 2
-    waiting = [weakref.ref(output) for output in siblings._outputs if output is not None]
+    assert siblings._round is not None
+    waiting = [weakref.ref(output) for output in siblings._round[1] if output is not None]
     del x
     gc.collect()
     assert siblings.num_waiting == 0
@@ -122,3 +127,43 @@ def test_any_order_of_calls_computes_the_same(calls: list[tuple[int, int, bool]]
         del x, found, result
     arrays.clear()
     assert siblings.num_waiting == 0
+
+
+@pytest.fixture
+def _hasty_threads() -> Iterator[None]:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("_hasty_threads")
+def test_threads_never_get_outputs_of_each_other() -> None:
+    class Output:
+        def __init__(self, x: Any, place: int) -> None:
+            self.origin = id(x), place
+
+    class Input:
+        pass
+
+    shared: Any = Siblings(lambda x: [Output(x, place) for place in range(NUM_LAYERS)])  # type: ignore[misc,arg-type]
+    wrong: list[object] = []
+
+    def compute() -> None:
+        for _ in range(20_000):
+            x = Input()
+            for place in range(NUM_LAYERS):
+                try:
+                    found = shared.take(place, x)
+                except Exception as error:
+                    wrong.append(error)
+                    return
+                if found is not None and found.origin != (id(x), place):
+                    wrong.append(found.origin)
+
+    threads = [threading.Thread(target=compute) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

@@ -28,48 +28,53 @@ class Siblings:
 
     Nothing outlives the input: outputs are dropped with the array that they were computed from, taken or not.
 
+    Input and outputs are one object, so threads that share a model never get each other's outputs; at worst a layer
+    computes what another thread's launch has replaced.
+
     Args:
         launch: The launch for the layers, in their order.
     """
 
-    __slots__ = ("_input", "_launch", "_outputs")
+    __slots__ = ("_launch", "_round")
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
-        self._input: weakref.ref[mx.array] | None = None
-        self._outputs: list[mx.array | None] = []
+        # The input of the last launch, and its outputs by place, None once they are taken; None without any.
+        self._round: tuple[weakref.ref[mx.array], list[mx.array | None]] | None = None
 
     def take(self, place: int, x: mx.array) -> mx.array | None:
         """Returns the product of the layer at `place` with `x`, or None if that layer has to compute it alone."""
-        if self._input is not None:
-            is_same = self._input() is x
-            output = self._outputs[place]
+        last = self._round
+        if last is not None:
+            is_same = last[0]() is x
+            outputs = last[1]
+            output = outputs[place]
             if is_same and output is not None:
-                self._outputs[place] = None
-                if not any(other is not None for other in self._outputs):
-                    self._forget()
+                outputs[place] = None
+                if not any(other is not None for other in outputs):
+                    self._forget(last[0])
                 return output
             # Called twice with one array, or with another one while its own waits. Only a layer that has taken what was
             # computed for it begins a new round.
             if is_same or output is not None:
                 return None
-        outputs = self._launch(x)
-        if outputs is None:
+        products = self._launch(x)
+        if products is None:
             return None
-        mine = outputs[place]
-        self._outputs = [output if i != place else None for i, output in enumerate(outputs)]
-        self._input = weakref.ref(x, self._forget)
-        return mine
+        others = [product if i != place else None for i, product in enumerate(products)]
+        self._round = (weakref.ref(x, self._forget), others)
+        return products[place]
 
     @property
     def num_waiting(self) -> int:
         """Outputs that were computed and not taken yet."""
-        return sum(output is not None for output in self._outputs)
+        last = self._round
+        return 0 if last is None else sum(output is not None for output in last[1])
 
-    def _forget(self, dead: weakref.ref[mx.array] | None = None) -> None:
-        if dead is None or dead is self._input:
-            self._input = None
-            self._outputs = []
+    def _forget(self, of: weakref.ref[mx.array]) -> None:
+        last = self._round
+        if last is not None and last[0] is of:
+            self._round = None
 
 
 def join_siblings(
