@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from dataclasses import replace
@@ -241,6 +242,27 @@ def test_arrays_may_be_exchanged(pair: Pair, launches: Launches) -> None:
     launches.clear()
     assert logits(pair, 3).dtype == mx.float32
     assert launches.dense == []
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_copies_compute_with_their_own_arrays(
+    monkeypatch: pytest.MonkeyPatch, launches: Launches, bits: int | None
+) -> None:
+    model = model_of(monkeypatch, "llama", **WIDE)
+    if bits is not None:
+        nn.quantize(model, group_size=64, bits=bits)
+    stream_products(model, mx.float16, 2)
+    wanted = logits(model, 3)
+    whole, layer = copy.deepcopy(model), copy.copy(model.layers[0].mlp.down_proj)
+    assert close(logits(whole, 3), wanted)
+    for changed in (whole.layers[0].mlp.down_proj, layer):
+        name = "weight" if bits is None else "scales"
+        changed[name] = changed[name] * 0
+        if bits is not None:
+            changed.biases = changed.biases * 0
+        assert float(mx.abs(changed(mx.ones((3, 1, 512), mx.float16))).max()) == 0.0
+    assert float(mx.abs(logits(whole, 3) - wanted).max()) > 0.0
+    assert close(logits(model, 3), wanted)
 
 
 def test_a_model_that_is_let_go_is_freed_at_once(monkeypatch: pytest.MonkeyPatch, launches: Launches) -> None:

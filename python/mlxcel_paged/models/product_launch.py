@@ -143,3 +143,12 @@ class LayersLaunch:
         ]
         self._launch = self._prepare(layers)
         return self._launch
+
+
+class LaunchHolder:
+    """In front of a layer's class: copies of the layer start without its launches, which are for its own arrays."""
+
+    __slots__ = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("siblings", "place", "_alone")}

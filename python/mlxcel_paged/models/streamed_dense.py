@@ -8,12 +8,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxcel_paged.models.dense_kernel import MIN_ROWS, dense_launch, serves_dense
-from mlxcel_paged.models.product_launch import LayersLaunch, ProductLaunch
+from mlxcel_paged.models.product_launch import LaunchHolder, LayersLaunch, ProductLaunch
 from mlxcel_paged.models.siblings import Siblings
 
 
 # MLX's classes are untyped here.
-class StreamedLinear(nn.Linear):  # type: ignore[misc]
+class StreamedLinear(LaunchHolder, nn.Linear):  # type: ignore[misc]
     """A `Linear` that computes a decode batch with the kernel, together with its siblings."""
 
     siblings: Siblings | None = None
@@ -40,7 +40,7 @@ class StreamedLinear(nn.Linear):  # type: ignore[misc]
 
 
 # MLX's classes are untyped here.
-class StreamedEmbedding(nn.Embedding):  # type: ignore[misc]
+class StreamedEmbedding(LaunchHolder, nn.Embedding):  # type: ignore[misc]
     """An `Embedding` whose projection to logits computes a decode batch with the kernel."""
 
     _alone: LayersLaunch | None = None

@@ -9,11 +9,11 @@ import mlx.nn as nn
 
 from mlxcel_paged.models.affine_kernel import AffineFormat, AffineWeight, affine_format, affine_launch, serves_affine
 from mlxcel_paged.models.flat_quantized import FlatQuantizedEmbedding, FlatQuantizedLinear
-from mlxcel_paged.models.product_launch import LayersLaunch, ProductLaunch
+from mlxcel_paged.models.product_launch import LaunchHolder, LayersLaunch, ProductLaunch
 from mlxcel_paged.models.siblings import Siblings
 
 
-class StreamedQuantizedLinear(FlatQuantizedLinear):
+class StreamedQuantizedLinear(LaunchHolder, FlatQuantizedLinear):
     """A `QuantizedLinear` that computes a decode batch with the kernel, together with its siblings."""
 
     siblings: Siblings | None = None
@@ -36,7 +36,7 @@ class StreamedQuantizedLinear(FlatQuantizedLinear):
         return self._alone
 
 
-class StreamedQuantizedEmbedding(FlatQuantizedEmbedding):
+class StreamedQuantizedEmbedding(LaunchHolder, FlatQuantizedEmbedding):
     """A `QuantizedEmbedding` whose projection to logits computes a decode batch with the kernel."""
 
     _alone: LayersLaunch | None = None
