@@ -504,11 +504,14 @@ class DecodeRows:
 
         Raises:
             PlanFullError: without a free slot, or for more pages than a row holds.
-            InvalidArgumentError: for a group that is not there, or a table that has a row or is of another pool or page size.
+            InvalidArgumentError: for a group that is not there, or a table that has a row already or is of another pool
+                or page size.
             InvalidPlanError: the plan's rows were changed by another way.
         """
     def retire(self, group: int, slot: Slot) -> None:
-        """Ends a row; those behind it move up. Its table stays as it is. Also after a step that was not brought to an end.
+        """Ends a row; those behind it move up. Its table stays as it is.
+
+        Also after a step that was not brought to an end.
 
         Raises:
             StaleSlotError: the slot was retired since.
