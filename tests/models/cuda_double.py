@@ -39,6 +39,7 @@ class PlanStepDouble:
 
     def __init__(self) -> None:
         self.num_words: list[int] = []  # of every launch
+        self.after: mx.array | None = None  # what the last launch came after
 
     def __call__(
         self,
@@ -52,6 +53,7 @@ class PlanStepDouble:
         assert len(words) == 2 * MAX_STEP_WORDS
         assert num_words <= MAX_STEP_WORDS
         self.num_words.append(num_words)
+        self.after = inputs[2]
         mx.eval(inputs[2])
         state, table = memory(inputs[0]).copy(), memory(inputs[1])
         for address, value in zip(words[: 2 * num_words : 2], words[1 : 2 * num_words : 2], strict=True):

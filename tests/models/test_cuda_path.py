@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from cuda_double import KernelsDouble
 from tiny import VOCAB, loaded_tiny
 
+from mlxcel_paged.attention.cuda.decode import CudaDecode
+from mlxcel_paged.engine.decode_tokens import DecodeTokens
+from mlxcel_paged.engine.paged_runner import PagedRunner
 from mlxcel_paged.models.paged_model import PagedModel
 from mlxcel_paged.models.paged_rows import PagedRows
 
@@ -155,3 +161,52 @@ def test_rows_come_and_go_inside_a_bucket() -> None:
         found = rows[0].decode(pad(tokens, both[0].launch_rows(num_live)))
         wanted = rows[1].decode(tokens)
         assert (mx.abs(found[:num_live] - wanted).max() / mx.abs(wanted).max()).item() < 2e-2
+
+
+class RefusedError(Exception):
+    """Raised in the place of a model's last layer, or of its sampler."""
+
+
+class RefusingNorm(nn.Module):  # type: ignore[misc]
+    def __call__(self, x: mx.array) -> mx.array:
+        raise RefusedError
+
+
+class RefusingTokens(DecodeTokens):
+    def sample(self, logits: Any, step: Any) -> Any:
+        raise RefusedError
+
+
+@pytest.mark.parametrize("fails_in", ["model", "sampler"])
+def test_nothing_runs_the_launches_of_a_step_that_failed(monkeypatch: pytest.MonkeyPatch, fails_in: str) -> None:
+    """They write tokens to pages that may be another sequence's by the time that the next step runs."""
+    outputs: list[mx.array] = []
+
+    def noting(self: CudaDecode, *args: Any, **kwargs: Any) -> mx.array:
+        outputs.append(decode(self, *args, **kwargs))
+        return outputs[-1]
+
+    decode = CudaDecode.decode
+    monkeypatch.setattr(CudaDecode, "decode", noting)
+    kernels = KernelsDouble()
+    model = models("llama", kernels)[0]
+    rows = PagedRows(model)
+    rows.add([1, 2, 3])
+    rows.decode([4])
+    of_good_step, inner = outputs[-1], model._model.model
+    for _ in range(2):
+        outputs.clear()
+        if fails_in == "model":
+            with monkeypatch.context() as patched:
+                patched.setitem(inner, "norm", RefusingNorm())
+                with pytest.raises(RefusedError):
+                    rows.decode([5])
+        else:
+            step: Any = SimpleNamespace(copies=[], prefill=[], decode=[SimpleNamespace(token_id=5, previous_row=0)])
+            with pytest.raises(RefusedError):
+                PagedRunner(model, RefusingTokens(mx, on_cpu=False)).launch(step)
+        assert len(outputs) == model.layout.num_layers
+    rows.decode([6])
+    assert kernels.step_double.after is of_good_step
+    rows.decode([7])
+    assert kernels.step_double.after is outputs[-model.layout.num_layers - 1]

@@ -61,7 +61,8 @@ class DecodeStep:
         self._may_pad = False
         self._gather_indices: dict[int, GatherIndex] = {}
         self._places: dict[int, mx.array] = {}
-        self._last_output: mx.array | None = None  # of the pass before, on CUDA
+        self._last_output: mx.array | None = None  # of the last launch, on CUDA
+        self._output_before: mx.array | None = None  # `_last_output` when the last pass began
 
     def choose_paths(self) -> bool:
         """Chooses the path of every group for the coming pass.
@@ -93,6 +94,7 @@ class DecodeStep:
         Raises:
             ValueError: Not as many as the plans have rows; more are padding where that is allowed.
         """
+        self._output_before = self._last_output
         # Where padding is allowed, the device's mirrors look at the number anyway.
         if not self._may_pad and tokens.shape[0] != (num_rows := self._plans[0].num_rows):
             raise ValueError(f"tokens must be one per row of the plan, {num_rows}: got shape {tokens.shape}")
@@ -112,6 +114,11 @@ class DecodeStep:
         else:
             # A plan's position is that of the next token, and the newest one is already counted.
             self.offset = mx.array(self._positions[self._row_slots[: tokens.shape[0]]] - 1)
+
+    def drop(self) -> None:
+        """Lets nothing come after the launches of the last pass, which nobody will evaluate then: they write tokens to
+        pages that are other sequences' once the pass has failed."""
+        self._last_output = self._output_before
 
     def end(self) -> None:
         """Ends the pass, also one that has failed."""

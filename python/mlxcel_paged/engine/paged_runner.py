@@ -34,7 +34,11 @@ class PagedRunner:
             return None
         num_rows = self._model.launch_rows(len(step.decode))
         logits = self._model.decode(self._tokens.inputs(step.decode, num_rows))
-        return self._tokens.sample(logits, step)
+        try:
+            return self._tokens.sample(logits, step)
+        except Exception:
+            self._model.drop_decode()
+            raise
 
     def collect(self, launch: SampledStep | None) -> StepResult:
         return StepResult([]) if launch is None else launch.result()

@@ -146,9 +146,16 @@ class PagedModel:
         try:
             self._decode_step.begin(inputs)
             logits: mx.array = self._model(inputs[:, None], cache=self._decode_caches)
+        except BaseException:
+            self._decode_step.drop()
+            raise
         finally:
             self._decode_step.end()
         return logits[:, -1].astype(mx.float32)
+
+    def drop_decode(self) -> None:
+        """Gives up the last decode step, whose logits nobody will evaluate: later steps would run its launches first."""
+        self._decode_step.drop()
 
     def _is_fused_on_cuda(self, group: KVGroup) -> bool:
         return shape_path(
