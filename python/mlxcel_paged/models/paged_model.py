@@ -154,7 +154,7 @@ class PagedModel:
         return logits[:, -1].astype(mx.float32)
 
     def drop_decode(self) -> None:
-        """Gives up the last decode step, whose logits nobody will evaluate: later steps would run its launches first."""
+        """Gives up the last decode step, whose logits nobody will read: later steps would run its launches first."""
         self._decode_step.drop()
 
     def _is_fused_on_cuda(self, group: KVGroup) -> bool:
