@@ -265,6 +265,15 @@ def test_copies_compute_with_their_own_arrays(
     assert close(logits(model, 3), wanted)
 
 
+def test_arrays_that_were_exchanged_are_freed_by_the_next_pass(pair: Pair) -> None:
+    logits(pair, 3)
+    olds = [weakref.ref(pair.a.weight), weakref.ref(pair.b.weight)]
+    pair.set_dtype(mx.float32)
+    pair.set_dtype(mx.float16)
+    logits(pair, 3)
+    assert all(old() is None for old in olds)
+
+
 def test_a_model_that_is_let_go_is_freed_at_once(monkeypatch: pytest.MonkeyPatch, launches: Launches) -> None:
     model = model_of(monkeypatch, "llama", **WIDE)
     stream_products(model, mx.float16, 2)

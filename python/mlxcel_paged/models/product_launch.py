@@ -133,6 +133,10 @@ class LayersLaunch:
                     return self._renew()
         return self._launch
 
+    def forget(self) -> None:
+        """Lets the layers' arrays go until the next call."""
+        self._held, self._launch = [], None
+
     def _renew(self) -> ProductLaunch | None:
         layers = [layer for layer in (reference() for reference in self._layers) if layer is not None]
         if len(layers) < len(self._layers):

@@ -114,5 +114,6 @@ def join_siblings(
             siblings = Siblings(launch_of(members))
             for place, layer in enumerate(members):
                 layer.siblings, layer.place = siblings, place
+                layer.alone().forget()  # seldom called from here on, it would keep weights that were exchanged
             joined += len(members)
     return joined
