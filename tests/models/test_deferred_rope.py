@@ -101,6 +101,17 @@ def test_every_family_gives_the_logits_of_its_own_cache(family: str) -> None:
         assert applied.popitem()[1] == 11 * (4 if family == "gemma3n" else 2)
 
 
+def test_a_model_that_is_changed_and_turned_again_turns_by_its_new_angles() -> None:
+    loaded = loaded_tiny("llama")
+    on_doubles(loaded)
+    for layer in loaded.model.layers:
+        layer.self_attn.rope.base = 500.0
+    wanted = own_cache(loaded.model)
+    paged, kernels = on_doubles(loaded)
+    assert largest_difference(decoded(paged), wanted) <= 2e-4
+    assert set(launches(kernels)) == {WHOLE}
+
+
 def test_a_model_is_left_as_it_is_to_everybody_else() -> None:
     """Its own cache and the gather arm get the same bits, before and after it is turned; both arms take turns."""
     loaded = loaded_tiny("llama")

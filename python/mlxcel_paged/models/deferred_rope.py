@@ -72,6 +72,7 @@ _KINDS: dict[type, Callable[[Any], Rotation | None]] = {
     rope_utils.ProportionalRoPE: _by_freqs,
 }
 _DEFERRING: dict[type, type] = {cls: type(f"Deferring{cls.__name__}", (_Deferring, cls), {}) for cls in _KINDS}
+_KINDS.update({deferring: _KINDS[cls] for cls, deferring in _DEFERRING.items()})
 
 
 def defer_rope(model: nn.Module, layout: KVLayout) -> list[set[RopeShape]]:
@@ -114,12 +115,8 @@ def _rotations(model: nn.Module) -> dict[int, tuple[Any, Rotation]]:
     found: dict[int, tuple[Any, Rotation]] = {}
     by_key: dict[object, Rotation] = {}
     for module in model.modules():
-        rotation: Rotation | None
-        if isinstance(module, _Deferring):
-            rotation = module._deferred_rotation
-        else:
-            kind = _KINDS.get(type(module))
-            rotation = None if kind is None else kind(module)
+        kind = _KINDS.get(type(module))
+        rotation = None if kind is None else kind(module)
         if rotation is not None and rotation.dims % ROPE_MULTIPLE == 0:
             found[id(module)] = (module, by_key.setdefault(rotation.key, rotation))
     return found
