@@ -1,7 +1,7 @@
 """Launches the kernel through the CUDA driver, without a framework: for tests and kernel benchmarks.
 
-The caller owns the memory and passes device addresses. MLX launches the same cubin as a precompiled kernel; the order
-of the arguments here is the kernel's.
+The caller owns the memory and passes device addresses. MLX compiles the same source itself, or launches the same cubin
+as a precompiled kernel; the order of the arguments here is the kernel's.
 """
 
 from __future__ import annotations
