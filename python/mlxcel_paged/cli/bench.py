@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("decode", "whole decode steps of a model on dense, gathered and fused storage", _add_decode, _decode),
         ("prefill", "prompt processing, ours against mlx-lm as installed", _add_prefill, _prefill),
         ("projection", "weight products of a few rows, ours against BLAS", _add_projection, _projection),
-        ("serve", "servers under load, arms started in turns", bench_serve.add_arguments, bench_serve.measure),
+        ("serve", "servers under load, arms that take turns", bench_serve.add_arguments, bench_serve.measure),
     ):
         command = subparsers.add_parser(name, help=summary)
         add(command)
