@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from cuda_double import KernelsDouble
+from cuda_double import KernelsDouble, PlanStepDouble
 from tiny import VOCAB, loaded_tiny
 
 from mlxcel_paged.attention.cuda.decode import CudaDecode
@@ -210,3 +210,26 @@ def test_nothing_runs_the_launches_of_a_step_that_failed(monkeypatch: pytest.Mon
     assert kernels.step_double.after is of_good_step
     rows.decode([7])
     assert kernels.step_double.after is outputs[-model.layout.num_layers - 1]
+
+
+def test_words_that_a_failed_step_should_have_written_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> list[mx.array]:
+        raise RefusedError
+
+    kernels = KernelsDouble()
+    both = models("gemma3_text", kernels, page_size=8)
+    rows = [PagedRows(model) for model in both]
+    for side in rows:
+        side.add(list(range(1, 17)))
+        side.decode([3])
+    for side in rows:
+        side.add(list(range(20, 60)))  # its pages are words for the step that fails
+    wanted = rows[1].decode([4, 5])
+    with monkeypatch.context() as patched:
+        patched.setattr(PlanStepDouble, "__call__", refuse)
+        with pytest.raises(RefusedError):
+            rows[0].decode([4, 5])
+    found = both[0].decode([4, 5])
+    assert (mx.abs(found - wanted).max() / mx.abs(wanted).max()).item() < 2e-2
+    found, wanted = (side.decode([6, 7]) for side in rows)
+    assert (mx.abs(found - wanted).max() / mx.abs(wanted).max()).item() < 2e-2

@@ -33,16 +33,17 @@ class DevicePlan:
     """
 
     def __init__(self, plan: _core.DecodePlan, num_workers: int, kernel: Kernel) -> None:
-        self.mirror = _core.DeviceMirror(plan, num_workers)
+        self.mirror: _core.DeviceMirror
         self._kernel = kernel
         self._plan = plan
-        self._num_rows = 0  # of the last step
-        self._geometry = (self.mirror.num_slots, self.mirror.row_slots_begin)
+        self._num_workers = num_workers
+        self._num_rows: int  # of the last step
+        self._has_failed: bool  # the last step
         self.table: mx.array
         self.state: mx.array
         self.work_items: mx.array
-        zeros = (mx.zeros((words,), mx.int32) for words in (self.mirror.num_table_words, self.mirror.num_state_words))
-        self._place(*zeros)
+        self._start_over()
+        self._geometry = (self.mirror.num_slots, self.mirror.row_slots_begin)
 
     def load(self) -> None:
         """Uploads the plan as it is now, in place of a first step; the device has no plan yet."""
@@ -65,17 +66,29 @@ class DevicePlan:
         Returns:
             `[num_rows]` int32, positions of the rows' newest tokens; 0 for padding.
         """
+        if self._has_failed:
+            self._start_over()
         words: tuple[int, ...] = ()
         if num_rows != self._num_rows or not self.mirror.try_sync():
             words = self.mirror.sync(num_rows)
         self._num_rows = num_rows
+        self._has_failed = True  # unless all is launched: the mirror takes the words for written
         begin = 0
         # Launches beside the step's own are evaluated by themselves: the step's graph then looks the same every time.
         while len(words) - begin > 2 * _MAX_WORDS:
             self._launch(words[begin : begin + 2 * _MAX_WORDS], 0, after)
             mx.async_eval(self.state)  # type: ignore[no-untyped-call]
             begin += 2 * _MAX_WORDS
-        return self._launch(words[begin:], num_rows, after)
+        positions = self._launch(words[begin:], num_rows, after)
+        self._has_failed = False
+        return positions
+
+    def _start_over(self) -> None:
+        """Takes a device of zeros for the one that may lack words."""
+        self.mirror = _core.DeviceMirror(self._plan, self._num_workers)
+        zeros = (mx.zeros((words,), mx.int32) for words in (self.mirror.num_table_words, self.mirror.num_state_words))
+        self._place(*zeros)
+        self._num_rows, self._has_failed = 0, False
 
     def _place(self, table: mx.array, state: mx.array) -> None:
         begin = self.mirror.work_items_begin
