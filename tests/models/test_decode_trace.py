@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import mlx.core as mx
@@ -10,7 +11,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from tiny import FAMILIES, tiny_model
 
-from mlxcel_paged.models.decode_trace import trace_decode
+from mlxcel_paged.models.decode_trace import ModuleCall, _watch, trace_decode
 
 
 def ropes(model: nn.Module) -> list[nn.Module]:
@@ -63,3 +64,19 @@ def test_a_pass_that_raises_leaves_the_model_as_it_was() -> None:
     with pytest.raises(ArithmeticError):
         trace_decode(model, 2, watched)
     assert [type(module) for module in watched] == classes
+
+
+def test_a_call_may_outlast_the_trace() -> None:
+    """As where another thread runs the model meanwhile."""
+
+    class Ending(nn.Module):  # type: ignore[misc]
+        def __call__(self) -> str:
+            trace.close()
+            return "done"
+
+    module, calls = Ending(), list[ModuleCall]()
+    trace = ExitStack()
+    trace.enter_context(_watch([module], calls))
+    assert module() == "done"
+    assert type(module) is Ending
+    assert calls == []

@@ -113,7 +113,8 @@ def _watch(modules: Sequence[nn.Module], calls: list[ModuleCall]) -> Iterator[No
 def _watching(cls: type, notes: list[list[ModuleCall]]) -> type:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = cls.__call__(self, *args, **kwargs)
-        notes[0].append(ModuleCall(self, args, kwargs, result))
+        for calls in notes:  # none if the pass has ended meanwhile
+            calls.append(ModuleCall(self, args, kwargs, result))
         return result
 
     return type(cls.__name__, (cls,), {"__call__": call})
