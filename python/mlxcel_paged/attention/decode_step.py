@@ -117,8 +117,11 @@ class DecodeStep:
 
     def drop(self) -> None:
         """Lets nothing come after the launches of the last pass, which nobody will evaluate then: they write tokens to
-        pages that are other sequences' once the pass has failed."""
+        pages that are other sequences' once the pass has failed. Waits for those that are under way already, as when
+        memory has run out in the middle: the next pass uses their workspaces."""
         self._last_output = self._output_before
+        if self._backend == "cuda":
+            mx.synchronize()
 
     def end(self) -> None:
         """Ends the pass, also one that has failed."""
