@@ -18,9 +18,13 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-import decode_cuda_arms as arms
-import torch
 from decode_cuda_cells import CELLS, Cell
+
+try:
+    import decode_cuda_arms as arms
+    import torch
+except ModuleNotFoundError as error:
+    sys.exit(f"{error} (hint: this script needs torch, an NVIDIA GPU, and for the peers flashinfer-python and nvcc)")
 
 TOLERANCE = 1.5e-3
 READER_BLOCKS = (1, 2, 4, 8)

@@ -313,11 +313,12 @@ def main() -> int:
     parser.add_argument("--budget-mb", type=int, default=4096)
     parser.add_argument("--shape", default=TARGET_SHAPE, choices=SHAPES)
     parser.add_argument("--device", default="gpu", choices=("gpu", "cpu"))
-    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--modes", help="driver, cupti or both, with a comma; both, on the CPU the driver's alone")
     parser.add_argument("--mode", choices=MODES, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--migrations", choices=("on", "off"), default="on", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.modes = options.modes or ("driver" if options.device == "cpu" else ",".join(MODES))
     with tempfile.TemporaryDirectory() as name:
         if options.mode:
             count(options, Path(name))

@@ -81,7 +81,7 @@ def _model(config: EngineConfig, problems: list[str]) -> dict[str, Any]:
         report |= {
             "name": loaded.name,
             "device": loaded.device,
-            "dtype": str(loaded.dtype),
+            "dtype": str(loaded.dtype).removeprefix("mlx.core."),
             "max_context": max_context_of(config, loaded),
         }
         storage = storage_for_model(config, loaded.model, on_cpu=loaded.device == "cpu")
