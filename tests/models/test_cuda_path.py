@@ -14,6 +14,7 @@ import pytest
 from cuda_double import KernelsDouble, PlanStepDouble
 from tiny import VOCAB, loaded_tiny
 
+from mlxcel_paged import _core
 from mlxcel_paged.attention.cuda.decode import CudaDecode
 from mlxcel_paged.engine.decode_tokens import DecodeTokens
 from mlxcel_paged.engine.paged_runner import PagedRunner
@@ -210,6 +211,21 @@ def test_nothing_runs_the_launches_of_a_step_that_failed(monkeypatch: pytest.Mon
     assert kernels.step_double.after is of_good_step
     rows.decode([7])
     assert kernels.step_double.after is outputs[-model.layout.num_layers - 1]
+
+
+def test_a_prompt_that_failed_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when memory runs out while its launches are sent off."""
+    waited: list[bool] = []
+    monkeypatch.setattr(mx, "synchronize", lambda: waited.append(True))
+    model = models("llama", KernelsDouble())[0]
+    table = _core.PageTable(model.page_pools[0], model.page_size)
+    table.append(3)
+    sequence = SimpleNamespace(tables=[table])
+    step: Any = SimpleNamespace(copies=[], prefill=[SimpleNamespace(sequence=sequence, token_ids=[1, 2, 3], start=0)])
+    monkeypatch.setitem(model._model.model.layers[-1], "input_layernorm", RefusingNorm())
+    with pytest.raises(RefusedError):
+        PagedRunner(model, DecodeTokens(mx, on_cpu=False)).launch(step)
+    assert waited == [True]
 
 
 def test_words_that_a_failed_step_should_have_written_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

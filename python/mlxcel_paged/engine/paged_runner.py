@@ -25,6 +25,13 @@ class PagedRunner:
         self._tokens = tokens
 
     def launch(self, step: Step) -> SampledStep | None:
+        try:
+            return self._launch(step)
+        except Exception:
+            self._model.drop_pass()  # before the step's pages go to others
+            raise
+
+    def _launch(self, step: Step) -> SampledStep | None:
         for copy in step.copies:
             self._model.copy_pages(copy.group, [(copy.src, copy.dst)])
         for chunk in step.prefill:
@@ -34,11 +41,7 @@ class PagedRunner:
             return None
         num_rows = self._model.launch_rows(len(step.decode))
         logits = self._model.decode(self._tokens.inputs(step.decode, num_rows))
-        try:
-            return self._tokens.sample(logits, step)
-        except Exception:
-            self._model.drop_decode()
-            raise
+        return self._tokens.sample(logits, step)
 
     def collect(self, launch: SampledStep | None) -> StepResult:
         return StepResult([]) if launch is None else launch.result()

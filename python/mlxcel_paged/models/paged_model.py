@@ -153,8 +153,8 @@ class PagedModel:
             self._decode_step.end()
         return logits[:, -1].astype(mx.float32)
 
-    def drop_decode(self) -> None:
-        """Gives up the last decode step, whose logits nobody will read: later steps would run its launches first."""
+    def drop_pass(self) -> None:
+        """Gives up what a failed step left unevaluated, which later ones would run, and waits for what is under way."""
         self._decode_step.drop()
 
     def _is_fused_on_cuda(self, group: KVGroup) -> bool:
