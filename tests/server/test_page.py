@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from importlib.resources import files
@@ -70,17 +72,23 @@ class Page:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+def browser() -> Iterator[webdriver.Chrome]:
+    """Chromium protects itself as any user but root, so root lets another one run it."""
     options = webdriver.ChromeOptions()
     options.binary_location = str(CHROMIUM)
-    profile = tmp_path_factory.mktemp("profile")
-    switches = ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1280,1000")
-    for switch in (*switches, "no-proxy-server", f"user-data-dir={profile}"):
-        options.add_argument(f"--{switch}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
-    yield driver
-    driver.quit()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        switches = ("headless=new", "disable-gpu", "disable-dev-shm-usage", "window-size=1280,1000")
+        for switch in (*switches, "no-proxy-server", f"user-data-dir={profile}"):
+            options.add_argument(f"--{switch}")
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        other_user: dict[str, Any] = {}
+        if os.geteuid() == 0:
+            shutil.chown(profile, "nobody")
+            other_user = {"user": "nobody", "extra_groups": []}
+        service = Service(str(DRIVER), env={**os.environ, "HOME": profile}, popen_kw=other_user)
+        driver = webdriver.Chrome(options=options, service=service)
+        yield driver
+        driver.quit()
 
 
 @pytest.fixture
