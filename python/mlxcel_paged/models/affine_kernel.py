@@ -12,14 +12,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxcel_paged.kernels_cuda.jit_header import jit_header
 from mlxcel_paged.models.product_launch import (
     ELEMENTS,
-    NUM_THREADS,
     TILE_FEATURES,
     TILE_ROWS,
     ProductLaunch,
     num_product_blocks,
+    product_kernel,
 )
 
 logger = logging.getLogger("mlxcel_paged")
@@ -143,25 +142,12 @@ def affine_kernel_compiles(form: AffineFormat) -> bool:
 
 @cache
 def _kernel(form: AffineFormat, has_bias: tuple[bool, ...]) -> Any:
-    element, count = ELEMENTS[form.dtype], len(has_bias)
-    names, parts = ["x"], []
-    for i, biased in enumerate(has_bias):
-        names += [f"w{i}", f"s{i}", f"o{i}"] + ([f"b{i}"] if biased else [])
-        bias = f"(const u16*)b{i}" if biased else "nullptr"
-        weights = f"{{(const mlxcel::u32*)w{i}, (const u16*)s{i}, (const u16*)o{i}}}"
-        # The text w0_shape makes MLX pass the shape by value.
-        parts.append(f"{{{weights}, {bias}, (u16*)y{i}, w{i}_shape[0]}}")
-    mask = "".join(str(int(biased)) for biased in has_bias)
-    return mx.fast.cuda_kernel(
-        name=f"mlxcel_projection_affine_{element}_{form.bits}_{form.group_size}_{mask}",
-        input_names=names,
-        output_names=[f"y{i}" for i in range(count)],
-        header=jit_header("projection_affine.cuh", num_threads=NUM_THREADS, min_blocks=2),
-        source=f"""
-  using mlxcel::u16;
-  const mlxcel::AffinePart parts[{count}] = {{{", ".join(parts)}}};
-  mlxcel::project_affine_rows<mlxcel::{element}, {form.bits}, {form.group_size}>(
-      (const u16*)x, parts, x_shape[0], x_shape[2]);
-""",
-        ensure_row_contiguous=True,
+    element = ELEMENTS[form.dtype]
+    return product_kernel(
+        f"mlxcel_projection_affine_{element}_{form.bits}_{form.group_size}",
+        "projection_affine.cuh",
+        function=f"project_affine_rows<mlxcel::{element}, {form.bits}, {form.group_size}>",
+        part="AffinePart",
+        arrays={"w": "const mlxcel::u32*", "s": "const u16*", "o": "const u16*"},
+        has_bias=has_bias,
     )

@@ -9,13 +9,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxcel_paged.kernels_cuda.jit_header import jit_header
 from mlxcel_paged.models.product_launch import (
     ELEMENTS,
-    NUM_THREADS,
     TILE_FEATURES,
     ProductLaunch,
     num_product_blocks,
+    product_kernel,
 )
 
 logger = logging.getLogger("mlxcel_paged")
@@ -79,23 +78,12 @@ def dense_kernel_compiles(dtype: mx.Dtype) -> bool:
 
 @cache
 def _kernel(dtype: mx.Dtype, has_bias: tuple[bool, ...]) -> Any:
-    element, count = ELEMENTS[dtype], len(has_bias)
-    names, parts = ["x"], []
-    for i, biased in enumerate(has_bias):
-        names += [f"w{i}", f"b{i}"] if biased else [f"w{i}"]
-        bias = f"(const u16*)b{i}" if biased else "nullptr"
-        # The text w0_shape makes MLX pass the shape by value.
-        parts.append(f"{{(const u16*)w{i}, {bias}, (u16*)y{i}, w{i}_shape[0]}}")
-    mask = "".join(str(int(biased)) for biased in has_bias)
-    return mx.fast.cuda_kernel(
-        name=f"mlxcel_projection_{element}_{mask}",
-        input_names=names,
-        output_names=[f"y{i}" for i in range(count)],
-        header=jit_header("projection.cuh", num_threads=NUM_THREADS, min_blocks=2),
-        source=f"""
-  using mlxcel::u16;
-  const mlxcel::DensePart parts[{count}] = {{{", ".join(parts)}}};
-  mlxcel::project_rows<mlxcel::{element}>((const u16*)x, parts, x_shape[0], x_shape[2]);
-""",
-        ensure_row_contiguous=True,
+    element = ELEMENTS[dtype]
+    return product_kernel(
+        f"mlxcel_projection_{element}",
+        "projection.cuh",
+        function=f"project_rows<mlxcel::{element}>",
+        part="DensePart",
+        arrays={"w": "const u16*"},
+        has_bias=has_bias,
     )

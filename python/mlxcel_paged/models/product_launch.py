@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+
+from mlxcel_paged.kernels_cuda.jit_header import jit_header
 
 # Of kernels/cuda/projection_block.cuh.
 MAX_ROWS = 16
@@ -29,6 +31,42 @@ def num_product_blocks(features: Sequence[int]) -> int:
     num_tiles = sum(features) // TILE_FEATURES
     has_pairs = not any(count % (2 * TILE_FEATURES) for count in features)
     return num_tiles // 2 if num_tiles * TILE_FEATURES >= _MANY_FEATURES and has_pairs else num_tiles
+
+
+def product_kernel(
+    name: str, file_name: str, *, function: str, part: str, arrays: Mapping[str, str], has_bias: Sequence[bool]
+) -> Any:
+    """What MLX is to compile for a launch over some matrices: inputs `x`, then of each matrix its arrays and its bias.
+
+    Args:
+        name: Of the kernel, but for the biases.
+        file_name: File in `kernels/cuda`.
+        function: Its function in `mlxcel`, with template arguments.
+        part: Its type of a matrix, a `ProjectionPart`.
+        arrays: What its weights consist of: names, the first of which has the features, and pointer types.
+        has_bias: Of each matrix.
+    """
+    names, parts = ["x"], []
+    features = next(iter(arrays))
+    for i, biased in enumerate(has_bias):
+        names += [f"{array}{i}" for array in (*arrays, *(["b"] if biased else []))]
+        weights = ", ".join(f"({pointer}){array}{i}" for array, pointer in arrays.items())
+        bias = f"(const u16*)b{i}" if biased else "nullptr"
+        # The text of a shape makes MLX pass it by value.
+        parts.append(f"{{{{{weights}}}, {bias}, (u16*)y{i}, {features}{i}_shape[0]}}")
+    mask = "".join(str(int(biased)) for biased in has_bias)
+    return mx.fast.cuda_kernel(
+        name=f"{name}_{mask}",
+        input_names=names,
+        output_names=[f"y{i}" for i in range(len(parts))],
+        header=jit_header(file_name, num_threads=NUM_THREADS, min_blocks=2),
+        source=f"""
+  using mlxcel::u16;
+  const mlxcel::{part} parts[{len(parts)}] = {{{", ".join(parts)}}};
+  mlxcel::{function}((const u16*)x, parts, x_shape[0], x_shape[2]);
+""",
+        ensure_row_contiguous=True,
+    )
 
 
 class ProductLaunch:
@@ -147,12 +185,3 @@ class LayersLaunch:
         ]
         self._launch = self._prepare(layers)
         return self._launch
-
-
-class LaunchHolder:
-    """In front of a layer's class: copies of the layer start without its launches, which are for its own arrays."""
-
-    __slots__ = ()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("siblings", "place", "_alone")}

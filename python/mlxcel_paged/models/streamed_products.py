@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,14 +17,10 @@ from mlxcel_paged.models.affine_kernel import affine_kernel_compiles
 from mlxcel_paged.models.dense_kernel import dense_kernel_compiles
 from mlxcel_paged.models.flat_quantized import FlatQuantizedEmbedding, FlatQuantizedLinear
 from mlxcel_paged.models.product_launch import ELEMENTS
-from mlxcel_paged.models.siblings import Launch, join_siblings
-from mlxcel_paged.models.streamed_dense import StreamedEmbedding, StreamedLinear, dense_layers_launch
-from mlxcel_paged.models.streamed_quantized import (
-    StreamedQuantizedEmbedding,
-    StreamedQuantizedLinear,
-    layer_format,
-    quantized_layers_launch,
-)
+from mlxcel_paged.models.siblings import join_siblings
+from mlxcel_paged.models.streamed_dense import StreamedEmbedding, StreamedLinear
+from mlxcel_paged.models.streamed_layer import SharesLaunches
+from mlxcel_paged.models.streamed_quantized import StreamedQuantizedEmbedding, StreamedQuantizedLinear, layer_format
 
 logger = logging.getLogger("mlxcel_paged")
 
@@ -59,8 +54,8 @@ def stream_products(model: nn.Module, dtype: mx.Dtype, num_caches: int) -> int:
             module.__class__ = streamed
             turned.append(module)
     if turned:
-        linear = [module for module in turned if isinstance(module, StreamedLinear | StreamedQuantizedLinear)]
-        joined = join_siblings(model, num_caches, linear, _launch_of)
+        linear = [module for module in turned if isinstance(module, SharesLaunches)]
+        joined = join_siblings(model, num_caches, linear, lambda layers: layers[0].layers_launch(layers))
         seconds = time.perf_counter() - started_at
         logger.info("%d layers use our products, %d in shared launches (%.1f s)", len(turned), joined, seconds)
     return len(turned)
@@ -75,7 +70,3 @@ def _streamed_class(module: nn.Module, dtype: mx.Dtype) -> type[nn.Module] | Non
         if form is not None and form.dtype == dtype and form.is_served and affine_kernel_compiles(form):
             return _QUANTIZED[kind]
     return None
-
-
-def _launch_of(layers: Sequence[nn.Module]) -> Launch:
-    return (dense_layers_launch if isinstance(layers[0], StreamedLinear) else quantized_layers_launch)(layers)

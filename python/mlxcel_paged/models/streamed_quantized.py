@@ -4,53 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import mlx.core as mx
 import mlx.nn as nn
 
 from mlxcel_paged.models.affine_kernel import AffineFormat, AffineWeight, affine_format, affine_launch, serves_affine
 from mlxcel_paged.models.flat_quantized import FlatQuantizedEmbedding, FlatQuantizedLinear
-from mlxcel_paged.models.product_launch import LaunchHolder, LayersLaunch, ProductLaunch
-from mlxcel_paged.models.siblings import Siblings
-
-
-class StreamedQuantizedLinear(LaunchHolder, FlatQuantizedLinear):
-    """A `QuantizedLinear` that computes a decode batch with the kernel, together with its siblings."""
-
-    siblings: Siblings | None = None
-    place: int = 0
-    _alone: LayersLaunch | None = None
-
-    def __call__(self, x: mx.array) -> mx.array:
-        siblings = self.siblings
-        if siblings is not None:
-            shared = siblings.take(self.place, x)
-            if shared is not None:
-                return shared
-        products = self.alone()(x)
-        return super().__call__(x) if products is None else products[0]
-
-    def alone(self) -> LayersLaunch:
-        """The launch for this layer."""
-        if self._alone is None:
-            self._alone = quantized_layers_launch((self,))
-        return self._alone
-
-
-class StreamedQuantizedEmbedding(LaunchHolder, FlatQuantizedEmbedding):
-    """A `QuantizedEmbedding` whose projection to logits computes a decode batch with the kernel."""
-
-    _alone: LayersLaunch | None = None
-
-    def as_linear(self, x: mx.array) -> mx.array:
-        if self._alone is None:
-            self._alone = quantized_layers_launch((self,))
-        products = self._alone(x)
-        return super().as_linear(x) if products is None else products[0]
+from mlxcel_paged.models.product_launch import LayersLaunch, ProductLaunch
+from mlxcel_paged.models.streamed_layer import ProjectsToLogits, SharesLaunches
 
 
 def quantized_layers_launch(layers: Sequence[nn.Module]) -> LayersLaunch:
     """One launch for quantized layers."""
     return LayersLaunch(layers, ("weight", "scales", "biases", "bias"), _prepare, 1)
+
+
+class StreamedQuantizedLinear(SharesLaunches, FlatQuantizedLinear):
+    """A `QuantizedLinear` that computes a decode batch with the kernel."""
+
+    layers_launch = staticmethod(quantized_layers_launch)
+
+
+class StreamedQuantizedEmbedding(ProjectsToLogits, FlatQuantizedEmbedding):
+    """A `QuantizedEmbedding` whose projection to logits computes a decode batch with the kernel."""
+
+    layers_launch = staticmethod(quantized_layers_launch)
 
 
 def layer_format(layer: nn.Module) -> AffineFormat | None:
