@@ -98,16 +98,18 @@ class DecodeTokens:
             logits = logits[: len(rows)]
         edited, failures = self._edits.apply(logits, rows)
         tokens = self._sampler.sample(edited, rows)
-        pending: PendingTokens = ArrayTokens(tokens, len(rows))
         if not self._on_cpu:
             # What argmax gives are other 32 bits of the same value: a view costs no launch.
             tokens = tokens.view(mx.int32) if tokens.dtype == mx.uint32 else tokens.astype(mx.int32)
-            if self._reader is None:
+        pending: PendingTokens
+        if self._reader is None:
+            if not self._on_cpu:
                 mx.async_eval(tokens)
-                pending = ArrayTokens(tokens, len(rows))
-            else:
-                pending = self._reader.publish(tokens, len(rows))
-            self._previous = tokens
+            pending = ArrayTokens(tokens, len(rows))
+        else:
+            pending = self._reader.publish(tokens, len(rows))
+        if not self._on_cpu:
+            self._previous = tokens  # of a step that is on its way
         logprobs = None
         if any(row.sampling.num_logprobs is not None for row in rows):
             logprobs = Logprobs(self._xp, logits, tokens, rows)
