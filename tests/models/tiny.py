@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map
 
+from mlxcel_paged.models.expert_rows import give_experts_row_strides
 from mlxcel_paged.models.loader import LoadedModel
 
 VOCAB = 97
@@ -159,8 +160,9 @@ def router_of(layer: nn.Module) -> nn.Module | None:
 
 
 def loaded_tiny(family: str, **options: Any) -> LoadedModel:
-    """The tiny model of `family` as the loader would hand it over, without a tokenizer."""
+    """The tiny model of `family` as the loader would hand it over for a GPU, without a tokenizer."""
     model = tiny_model(family, **options)
+    give_experts_row_strides(model)
     dtype = options.get("dtype", mx.float32)
     return LoadedModel(model, None, family, BASE["max_position_embeddings"], dict(BASE), dtype, "cpu")
 

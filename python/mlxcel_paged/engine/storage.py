@@ -10,12 +10,6 @@ from mlxcel_paged.errors import UnsupportedModelError
 
 Storage = Literal["paged", "dense"]
 
-# Seen with gpt_oss alone, and not explained: docs/benchmark_results/2026-11-29-h200-step.md.
-_SINKS_ON_GPU = (
-    "prompts of models with attention sinks were seen to come out wrong on a GPU's pages"
-    " (hint: --decode-storage paged takes them all the same)"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class StorageChoice:
@@ -32,16 +26,13 @@ class StorageChoice:
     reason: str
 
 
-def choose_storage(
-    config: EngineConfig, *, cannot_page: str | None, cannot_batch: str | None, should_not_page: str | None = None
-) -> StorageChoice:
+def choose_storage(config: EngineConfig, *, cannot_page: str | None, cannot_batch: str | None) -> StorageChoice:
     """Applies `--decode-storage`, `--parallel` and `--no-batch` to what the model can do.
 
     Args:
         config: what was asked for.
         cannot_page: why some attention layer cannot be paged, or None.
         cannot_batch: why the model's own caches cannot hold several sequences, or None.
-        should_not_page: why pages are only for who asks for them, or None.
 
     Raises:
         UnsupportedModelError: paged storage was asked for and the model cannot have it.
@@ -54,8 +45,8 @@ def choose_storage(
         if cannot_page is not None:
             raise UnsupportedModelError(f"{cannot_page} (hint: --decode-storage dense)")
         return StorageChoice("paged", config.max_batch, "asked for")
-    if cannot_page is not None or should_not_page is not None:
-        return StorageChoice("dense", dense_batch, f"{cannot_page or should_not_page}{dense_note}")
+    if cannot_page is not None:
+        return StorageChoice("dense", dense_batch, f"{cannot_page}{dense_note}")
     if config.max_batch == 1:
         return StorageChoice("dense", 1, "one sequence at a time has nothing to share a batch with")
     return StorageChoice("paged", config.max_batch, "several sequences are batched and every attention layer is paged")
@@ -76,15 +67,11 @@ def storage_for_model(config: EngineConfig, model: object, *, on_cpu: bool) -> S
     from mlxcel_paged.models.dense_model import why_one_sequence
     from mlxcel_paged.models.kv_groups import kv_layout
 
-    cannot_page = should_not_page = None
+    cannot_page = None
     try:
         layout = kv_layout(model)
         if on_cpu:
             cannot_page = why_not_written_on_cpu(layout)
-        elif any(group.uses_sinks for group in layout.groups):
-            should_not_page = _SINKS_ON_GPU
     except UnsupportedModelError as error:
         cannot_page = str(error)
-    return choose_storage(
-        config, cannot_page=cannot_page, cannot_batch=why_one_sequence(model), should_not_page=should_not_page
-    )
+    return choose_storage(config, cannot_page=cannot_page, cannot_batch=why_one_sequence(model))

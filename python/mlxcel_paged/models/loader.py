@@ -18,6 +18,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from mlxcel_paged.errors import BackendUnavailableError, InvalidModelError, ModelNotFoundError
 from mlxcel_paged.models.embedded import embedded_gguf
+from mlxcel_paged.models.expert_rows import give_experts_row_strides
 from mlxcel_paged.models.flat_quantized import flatten_quantized
 
 EMBEDDED = "embedded"
@@ -87,6 +88,7 @@ def load_model(
         loaded = _load_checkpoint(spec if path is None else str(path), device, chosen, keep, trust_remote_code)
     if device == "gpu" and mx.cuda.is_available():
         flatten_quantized(loaded.model)
+        give_experts_row_strides(loaded.model)
     return loaded
 
 
