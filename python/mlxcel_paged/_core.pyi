@@ -305,28 +305,16 @@ class PageTable:
         """
     @staticmethod
     def pages_needed_by(tables: Sequence[PageTable], num_tokens: int) -> int:
-        """Fresh pages that `append_all` would take. Changes nothing.
+        """Fresh pages that `append(num_tokens)` to each of the tables, in turn, would take. Changes nothing.
 
-        Less than the tables need one by one if they share a last page: its last holder writes it in place.
-
-        Raises:
-            InvalidArgumentError: as for `append_all`.
-        """
-    @staticmethod
-    def append_all(tables: Sequence[PageTable], num_tokens: int) -> list[tuple[int, Append]]:
-        """Makes room for `num_tokens` tokens in each table, as `append` does in turn, or in none.
+        Less than each would take now if they share a last page: its last holder writes it in place.
 
         Args:
             tables: distinct tables of one pool.
             num_tokens: tokens that each of them gets.
 
-        Returns:
-            The tables that got pages or copies, by index in `tables`, ascending, and what they got.
-
         Raises:
-            OutOfPagesError: every table is unchanged then, as with the other errors.
             InvalidArgumentError: for tables of different pools, the same table twice, or more than 2**31 - 1 tokens.
-            CorruptionError: pages of a table were released behind its back.
         """
     def fork(self) -> PageTable:
         """Creates a second table on the same pages."""

@@ -111,48 +111,35 @@ def test_arguments_out_of_range_are_named() -> None:
         table.append("1")  # type: ignore[arg-type]
 
 
-def test_tables_grow_together() -> None:
+def test_pages_of_many_tables_are_asked_for_at_once() -> None:
     pool = PagePool(10)
     tables = [PageTable(pool, 4) for _ in range(3)]
     for table, num_tokens in zip(tables, (4, 5, 6), strict=True):
         table.append(num_tokens)
-    fork = tables[2].fork()
+    forks = [tables[2].fork(), tables[2].fork()]
     assert PageTable.pages_needed_by(tables, 1) == 2
-    changed = PageTable.append_all(tables, 1)
-    assert [(row, append.new_pages, append.copies) for row, append in changed] == [
-        (0, tables[0].pages[1:], []),
-        (2, [], [(fork.pages[1], tables[2].pages[1])]),
-    ]
-    assert [table.num_tokens for table in tables] == [5, 6, 7]
-    assert PageTable.append_all([], 1) == []
+    assert PageTable.pages_needed_by((*tables, *forks), 1) == 3, "the last holder of a page writes it in place"
+    assert [table.num_tokens for table in tables] == [4, 5, 6]
+    used = pool.num_used
+    for table in (*tables, *forks):
+        table.append(1)
+    assert pool.num_used - used == 3
     assert PageTable.pages_needed_by((), 1) == 0
 
 
-def test_tables_grow_together_or_not_at_all() -> None:
-    pool = PagePool(3)
-    tables = [PageTable(pool, 4) for _ in range(2)]
-    for table in tables:
-        table.append(4)
-    with pytest.raises(OutOfPagesError) as caught:
-        PageTable.append_all(tables, 1)
-    assert (caught.value.needed, caught.value.free) == (2, 1)
-    assert [(table.num_tokens, table.num_pages) for table in tables] == [(4, 1), (4, 1)]
-    assert pool.num_free == 1
-
-
-def test_what_cannot_grow_together_is_named() -> None:
+def test_tables_that_cannot_be_asked_together_are_named() -> None:
     pool = PagePool(4)
     table = PageTable(pool, 4)
     for bad in ([table, PageTable(PagePool(4), 4)], [table, PageTable(pool, 4), table]):
-        for call in (PageTable.append_all, PageTable.pages_needed_by):
-            with pytest.raises(InvalidArgumentError) as caught:
-                call(bad, 1)
-            assert caught.value.argument == "tables"
-    with pytest.raises(InvalidArgumentError, match="num_tokens"):
-        PageTable.append_all([table], -1)
+        with pytest.raises(InvalidArgumentError) as caught:
+            PageTable.pages_needed_by(bad, 1)
+        assert caught.value.argument == "tables"
+    for num_tokens in (-1, 2**31):
+        with pytest.raises(InvalidArgumentError, match="num_tokens"):
+            PageTable.pages_needed_by([table], num_tokens)
     for wrong in (3, [pool], {"a": 1}):
         with pytest.raises(InvalidTypeError, match="tables"):
-            PageTable.append_all(wrong, 1)  # type: ignore[arg-type]
+            PageTable.pages_needed_by(wrong, 1)  # type: ignore[arg-type]
     assert (table.num_tokens, pool.num_free) == (0, 4)
 
 
@@ -160,11 +147,13 @@ def test_batches_in_different_orders_do_not_wait_for_each_other() -> None:
     pool = PagePool(64)
     tables = [PageTable(pool, 4) for _ in range(8)]
 
-    def grow(order: list[PageTable]) -> None:
+    def ask_and_grow(order: list[PageTable]) -> None:
         for _ in range(10):
-            PageTable.append_all(order, 1)
+            assert PageTable.pages_needed_by(order, 1) <= len(order)
+            for table in order:
+                table.append(1)
 
-    threads = [threading.Thread(target=grow, args=(order,)) for order in (tables, tables[::-1])]
+    threads = [threading.Thread(target=ask_and_grow, args=(order,)) for order in (tables, tables[::-1])]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -187,8 +176,7 @@ class Count:
 table.append(Count())
 assert table.pages_needed(Count()) == 0
 assert PageTable.pages_needed_by([table], Count()) == 0
-PageTable.append_all([table], Count())
-table.append(1)
+table.append(3)
 assert table.num_tokens == 4
 other.adopt(page for page in table.pages if other.num_tokens == 0)
 assert other.num_tokens == 4

@@ -28,4 +28,4 @@ pub use pool::PagePool;
 #[cfg(not(paged_loom))]
 pub use projection::{MAX_PROJECTION_ROWS, Projection};
 pub use rows::{DecodeRows, RowGrowth, RowPlace};
-pub use table::{Append, PageTable, append_all, pages_needed_by};
+pub use table::{Append, PageTable, pages_needed_by};

@@ -169,8 +169,8 @@ impl DecodeRows {
     /// `lock` lends tables, in the order asked.
     ///
     /// # Errors
-    /// As [`append_all`](crate::append_all) and [`try_advance`](Self::try_advance), and what `lock` returns. Nothing is
-    /// changed then.
+    /// `OutOfPages`; `InvalidArgument` for more than 2^31 - 1 tokens in a row; `Corrupt` if a table's pages were released behind
+    /// its back; as [`try_advance`](Self::try_advance), and what `lock` returns. Nothing is changed then.
     pub fn advance<P, T, L>(&mut self, plans: &mut [P], mut lock: L) -> Result<Vec<RowGrowth>>
     where
         P: DerefMut<Target = DecodePlan>,

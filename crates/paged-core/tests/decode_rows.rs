@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use paged_core::plan::{DecodePlan, PlanConfig};
 use paged_core::{
-    DecodeRows, Error, HeadGeometry, PagePool, PageTable, RowGrowth, Slot, append_all, pages_needed_by,
+    Append, DecodeRows, Error, HeadGeometry, PagePool, PageTable, RowGrowth, Slot, pages_needed_by,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -124,8 +124,12 @@ impl Batch {
         }
         let mut grown = Vec::new();
         for group in 0..NUM_GROUPS {
-            let changed = append_all(&mut column(group), 1)?;
-            grown.extend(changed.into_iter().map(|(row, append)| RowGrowth { group, row, append }));
+            for (row, mut table) in column(group).into_iter().enumerate() {
+                let append = table.append(1)?;
+                if append != Append::default() {
+                    grown.push(RowGrowth { group, row, append });
+                }
+            }
         }
         Ok(grown)
     }
@@ -156,6 +160,11 @@ impl Batch {
             RowEdit::Fork(group) => {
                 let fork = self.table(row, *group).fork().unwrap();
                 self.forks.push(fork);
+            }
+            RowEdit::Branch if self.tables.len() == MAX_SLOTS => {}
+            RowEdit::Branch => {
+                let forks = (0..NUM_GROUPS).map(|group| self.table(row, group).fork().unwrap()).collect();
+                self.start(forks);
             }
             RowEdit::Share(group) => {
                 let last = self.table(row, *group).pages().last().copied();
@@ -234,6 +243,8 @@ enum Edit {
 enum RowEdit {
     Retire,
     Fork(usize),
+    /// A fork that becomes a row too.
+    Branch,
     Share(usize),
     /// By another way than a step: the row is then admitted anew.
     Append(usize),
@@ -246,6 +257,7 @@ fn edits() -> impl Strategy<Value = Vec<Edit>> {
     let row_edit = prop_oneof![
         Just(RowEdit::Retire),
         group.clone().prop_map(RowEdit::Fork),
+        Just(RowEdit::Branch),
         group.clone().prop_map(RowEdit::Share),
         (0..7_usize).prop_map(RowEdit::Append),
         Just(RowEdit::RetireHead),
@@ -311,6 +323,28 @@ fn a_steady_step_is_one_that_takes_no_page() {
     assert!(try_advance(&mut batch).unwrap());
     assert!(!try_advance(&mut batch).unwrap(), "the other group is full now");
     assert_eq!(shape(&batch.step().unwrap()), [(1, 0, 1, 0)]);
+}
+
+/// As they would in turn: the last holder of a page writes it in place.
+#[test]
+fn rows_that_share_their_last_pages_copy_all_but_once() {
+    let (num_rows, group) = (3, 0);
+    let mut batch = Batch::new(true);
+    batch.admit(5);
+    (1..num_rows).for_each(|_| batch.apply_to_row(0, &RowEdit::Branch));
+    let shared = batch.table(0, group).pages().to_vec();
+    let used = batch.pools[group].num_used();
+    let tables: Vec<_> = (0..num_rows).map(|row| batch.table(row, group)).collect();
+    assert_eq!(pages_needed_by(&tables, 1).unwrap(), num_rows - 1);
+    drop(tables);
+    let grown: Vec<_> = batch.step().unwrap().into_iter().filter(|grown| grown.group == group).collect();
+    assert_eq!(shape(&grown), [(group, 0, 0, 1), (group, 1, 0, 1)]);
+    for RowGrowth { row, append, .. } in &grown {
+        assert_eq!(append.copies, [(shared[1], batch.table(*row, group).pages()[1])]);
+    }
+    assert_eq!(batch.table(num_rows - 1, group).pages(), shared);
+    assert_eq!(batch.pools[group].num_used() - used, num_rows - 1);
+    batch.state();
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use paged_core::{Append, Error, PagePool, PageTable, append_all, pages_needed_by};
+use paged_core::{Append, Error, PagePool, PageTable, pages_needed_by};
 
 fn pool(num_pages: usize) -> Arc<PagePool> {
     Arc::new(PagePool::new(num_pages).unwrap())
@@ -184,87 +184,45 @@ fn adopted_pages_are_shared_and_growth_takes_fresh_ones() {
     assert!(table(&pool, 4, Some(4)).adopt(&[]).is_err());
 }
 
-/// One call for all rows of a step does what one call a row does, in the same order.
+/// The question about many tables has the answer of appending to them, in order.
 #[test]
-fn growing_together_is_growing_in_turn() {
+fn the_pages_of_many_tables_are_those_that_appending_in_turn_takes() {
     for num_tokens in [0, 1, 3, 9] {
-        let (together, in_turn) = (pool(64), pool(64));
-        let lengths = [0, 1, 3, 4, 6, 8];
-        let start = |pool: &Arc<PagePool>| -> Vec<PageTable> {
-            let mut tables: Vec<PageTable> = lengths
-                .iter()
-                .map(|&len| {
-                    let mut table = table(pool, 4, None);
-                    table.append(len).unwrap();
-                    table
-                })
-                .collect();
-            // Three holders of one partial page in the batch, and two of another with one outside.
-            let forks = [tables[4].fork().unwrap(), tables[4].fork().unwrap(), tables[2].fork().unwrap()];
-            tables.extend(forks);
-            tables
-        };
-        let (mut left, mut right) = (start(&together), start(&in_turn));
-        let outside = (left[2].fork().unwrap(), right[2].fork().unwrap());
-        let needed = pages_needed_by(&left.iter_mut().collect::<Vec<_>>(), num_tokens).unwrap();
-        let used = together.num_used();
-        let changed = append_all(&mut left.iter_mut().collect::<Vec<_>>(), num_tokens).unwrap();
-        let wanted: Vec<(usize, Append)> = right
-            .iter_mut()
-            .map(|table| table.append(num_tokens).unwrap())
-            .enumerate()
-            .filter(|(_, append)| *append != Append::default())
-            .collect();
-        let shape = |changed: &[(usize, Append)]| -> Vec<(usize, usize, usize)> {
-            changed.iter().map(|(index, a)| (*index, a.new_pages.len(), a.copies.len())).collect()
-        };
-        assert_eq!(shape(&changed), shape(&wanted), "{num_tokens} tokens");
-        assert_eq!(together.num_used(), in_turn.num_used());
-        assert_eq!(together.num_used() - used, needed, "the last holder of a page writes it in place");
-        for (index, (a, b)) in left.iter().zip(&right).enumerate() {
-            assert_eq!((a.num_tokens(), a.pages().len()), (b.num_tokens(), b.pages().len()), "table {index}");
-            a.check_integrity().unwrap();
-        }
-        for (index, append) in &changed {
-            assert!(left[*index].pages().ends_with(&append.new_pages));
-            for (source, target) in &append.copies {
-                assert!(left[*index].pages().contains(target) && !left[*index].pages().contains(source));
-            }
-        }
-        drop((outside, left, right));
-        together.check_integrity().unwrap();
-        assert_eq!(together.num_used(), 0);
+        let pool = pool(64);
+        let mut tables: Vec<PageTable> = [0, 1, 3, 4, 6, 8].map(|len| filled(&pool, len)).into();
+        // Three holders of one partial page in the batch, and two of another with one outside.
+        let forks = [tables[4].fork().unwrap(), tables[4].fork().unwrap(), tables[2].fork().unwrap()];
+        tables.extend(forks);
+        let outside = tables[2].fork().unwrap();
+        let needed = pages_needed_by(&tables.iter().collect::<Vec<_>>(), num_tokens).unwrap();
+        let used = pool.num_used();
+        let appends: Vec<Append> = tables.iter_mut().map(|table| table.append(num_tokens).unwrap()).collect();
+        assert_eq!(pool.num_used() - used, needed, "{num_tokens} tokens");
+        let num_copies: usize = appends.iter().map(|append| append.copies.len()).sum();
+        // All but the last holder inside copy the first page, both holders inside the second.
+        assert_eq!(num_copies, if num_tokens == 0 { 0 } else { 4 });
+        drop((outside, tables));
+        pool.check_integrity().unwrap();
+        assert_eq!(pool.num_used(), 0);
     }
 }
 
 #[test]
-fn growing_together_is_all_or_nothing() {
-    let pool = pool(5);
-    let mut tables: Vec<PageTable> = (0..2).map(|_| table(&pool, 4, None)).collect();
-    for table in &mut tables {
-        table.append(6).unwrap();
-    }
-    let fork = tables[1].fork().unwrap();
-    let before: Vec<Vec<u32>> = tables.iter().map(|table| table.pages().to_vec()).collect();
-    // One page for the first table, one for the second and one for its copy; a single one is free.
-    assert_eq!(pages_needed_by(&tables.iter().collect::<Vec<_>>(), 3).unwrap(), 3);
-    let error = append_all(&mut tables.iter_mut().collect::<Vec<_>>(), 3);
-    assert_eq!(error, Err(Error::OutOfPages { needed: 3, free: 1 }));
-    let too_many = append_all(&mut tables.iter_mut().collect::<Vec<_>>(), i32::MAX as usize);
-    assert!(matches!(too_many, Err(Error::InvalidArgument { argument: "num_tokens", .. })));
-    for (table, pages) in tables.iter().zip(&before) {
-        assert_eq!((table.num_tokens(), table.pages()), (6, pages.as_slice()));
-    }
-    assert_eq!((pool.num_free(), fork.pages()), (1, before[1].as_slice()));
-    pool.check_integrity().unwrap();
-}
-
-#[test]
-fn tables_of_different_pools_do_not_grow_together() {
+fn the_pages_of_many_tables_are_asked_for_without_a_change() {
     let pools = [pool(4), pool(4)];
-    let mut tables: Vec<PageTable> = pools.iter().map(|pool| table(pool, 4, None)).collect();
-    let refused = append_all(&mut tables.iter_mut().collect::<Vec<_>>(), 1);
+    let tables = [filled(&pools[0], 6), filled(&pools[1], 6)];
+    let refused = pages_needed_by(&[&tables[0], &tables[1]], 1);
     assert!(matches!(refused, Err(Error::InvalidArgument { argument: "tables", .. })));
-    assert!(tables.iter().all(|table| table.num_tokens() == 0));
-    assert_eq!(append_all::<&mut PageTable>(&mut [], 1), Ok(vec![]));
+    let too_many = pages_needed_by(&[&tables[0]], i32::MAX as usize);
+    assert!(matches!(too_many, Err(Error::InvalidArgument { argument: "num_tokens", .. })));
+    assert_eq!(pages_needed_by(&[&tables[0]], 3), Ok(1));
+    assert_eq!(pages_needed_by::<&PageTable>(&[], 1), Ok(0));
+    assert!(tables.iter().all(|table| table.num_tokens() == 6));
+    assert_eq!(pools.map(|pool| pool.num_free()), [2, 2]);
+}
+
+fn filled(pool: &Arc<PagePool>, num_tokens: usize) -> PageTable {
+    let mut table = table(pool, 4, None);
+    table.append(num_tokens).unwrap();
+    table
 }

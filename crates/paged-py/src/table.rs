@@ -103,17 +103,6 @@ impl PageTable {
         Ok(paged_core::pages_needed_by(&lock_all(&borrow(&tables))?, num_tokens)?)
     }
 
-    /// `append` to many tables of one pool.
-    #[staticmethod]
-    fn append_all(
-        tables: &Bound<'_, PyAny>,
-        num_tokens: &Bound<'_, PyAny>,
-    ) -> CoreResult<Vec<(usize, Append)>> {
-        let (tables, num_tokens) = (table_refs(tables)?, count("num_tokens", num_tokens)?);
-        let changed = paged_core::append_all(&mut lock_all(&borrow(&tables))?, num_tokens)?;
-        Ok(changed.into_iter().map(|(index, append)| (index, Append(append))).collect())
-    }
-
     fn fork(&self) -> CoreResult<Self> {
         Ok(Self(Mutex::new(self.lock().fork()?)))
     }

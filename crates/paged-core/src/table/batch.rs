@@ -15,36 +15,14 @@ struct Growth {
     source: Option<PageId>,
 }
 
-/// Fresh pages that [`append_all`] would take for these tables.
+/// Fresh pages that these tables of one pool would take for `num_tokens` tokens each, one after the other.
 ///
-/// Less than the tables need one by one if they share a last page: the last of its holders writes it in place.
+/// Less than each would take now if they share a last page: the last of its holders writes it in place.
 ///
 /// # Errors
-/// `InvalidArgument` as for [`append_all`].
+/// `InvalidArgument` for tables of different pools, or if a sequence would exceed 2^31 - 1 tokens.
 pub fn pages_needed_by<T: Deref<Target = PageTable>>(tables: &[T], num_tokens: usize) -> Result<usize> {
     Ok(num_pages(&growths(tables, num_tokens)?))
-}
-
-/// Makes room for `num_tokens` tokens in each of the tables, which share one pool, as [`PageTable::append`] does in turn.
-///
-/// Returns the tables that got pages or copies, by index in `tables`, ascending.
-///
-/// # Errors
-/// `OutOfPages`; `InvalidArgument` for tables of different pools, or if a sequence would exceed 2^31 - 1 tokens; `Corrupt` if
-/// a table's pages were released behind its back. Every table is unchanged then.
-pub fn append_all<T: DerefMut<Target = PageTable>>(
-    tables: &mut [T],
-    num_tokens: usize,
-) -> Result<Vec<(usize, Append)>> {
-    let Some(first) = tables.first_mut() else { return Ok(Vec::new()) };
-    let pool = Arc::clone(&first.pool);
-    tables.iter_mut().for_each(|table| table.leave_clock());
-    let reserved = reserve(tables, num_tokens)?;
-    if let Err(error) = pool.release(&reserved.sources()) {
-        pool.release(&reserved.fresh)?;
-        return Err(error);
-    }
-    Ok(reserved.apply(tables, num_tokens))
 }
 
 /// Pages that tables are about to get. Whoever does not apply them gives them back.
@@ -88,7 +66,10 @@ impl Reserved {
     }
 }
 
-/// Acquires what [`append_all`] takes; the tables stay as they are.
+/// Acquires what `num_tokens` tokens in each of the tables take; the tables stay as they are.
+///
+/// # Errors
+/// As [`pages_needed_by`], and `OutOfPages`.
 pub(crate) fn reserve<T: Deref<Target = PageTable>>(tables: &[T], num_tokens: usize) -> Result<Reserved> {
     let growths = growths(tables, num_tokens)?;
     let fresh = match tables.first() {

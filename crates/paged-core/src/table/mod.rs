@@ -22,8 +22,8 @@ use crate::geometry::{MAX_INDEX, PageGeometry, check_count};
 use crate::ids::PageId;
 use crate::pool::PagePool;
 pub use append::Append;
+pub use batch::pages_needed_by;
 pub(crate) use batch::{Reserved, reserve};
-pub use batch::{append_all, pages_needed_by};
 pub(crate) use clock::StepClock;
 
 /// The pages of one sequence in one KV group.
