@@ -5,33 +5,34 @@ reference first. Times are medians. Useful bytes are K and V of the visible toke
 
     python benchmarks/bench_decode_cuda.py --out result.json [--cells 32/8] [--arms ours,roof]
 
-Needs torch; the peers need flashinfer-python 0.6.1 and nvcc.
+Needs torch; the peers need flashinfer-python 0.6.1 and nvcc. The JSON is written after every cell.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from decode_cuda_cells import CELLS, Cell
+from gpu_needs import require_torch_gpu
+from run_record import write_run
 
-try:
+if TYPE_CHECKING:
     import decode_cuda_arms as arms
-    import torch
-except ModuleNotFoundError as error:
-    sys.exit(f"{error} (hint: this script needs torch, an NVIDIA GPU, and for the peers flashinfer-python and nvcc)")
 
+ARMS = ("ours", "roof", "flashinfer", "xqa", "cudnn")
 TOLERANCE = 1.5e-3
 READER_BLOCKS = (1, 2, 4, 8)
 
 
 def measure(make: Callable[[], arms.Arm], pools: arms.Pools, samples: int) -> dict[str, object]:
     """One arm of one cell: its time, or why there is none."""
+    import decode_cuda_arms as arms
+
     try:
         arm = make()
         error = None
@@ -50,6 +51,8 @@ def measure(make: Callable[[], arms.Arm], pools: arms.Pools, samples: int) -> di
 
 
 def run_cell(cell: Cell, wanted: set[str], reader: arms.Reader, samples: int) -> dict[str, object]:
+    import decode_cuda_arms as arms
+
     pools = arms.Pools(cell)
     plain = cell.context is None
     uniform = plain and len(set(cell.lengths)) == 1
@@ -90,31 +93,37 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cells", default="", help="comma-separated starts of cell names; all when empty")
-    parser.add_argument("--arms", default="ours,roof,flashinfer,xqa,cudnn")
+    parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--samples", type=int, default=21)
     options = parser.parse_args()
     starts = tuple(options.cells.split(","))
+    cells = [cell for cell in CELLS if cell.name.startswith(starts)]
+    if not cells:
+        parser.error(f"--cells: none begins so; known: {', '.join(cell.name for cell in CELLS)}")
     wanted = set(options.arms.split(","))
+    if unknown := wanted - set(ARMS):
+        parser.error(f"--arms: unknown {', '.join(sorted(unknown))}; known: {', '.join(ARMS)}")
+    require_torch_gpu(("flashinfer",) if wanted & {"flashinfer", "xqa"} else ())
+    import decode_cuda_arms as arms
+    import torch
+
     reader = arms.Reader()
-    rows = []
-    for cell in CELLS:
-        if not cell.name.startswith(starts):
-            continue
+    rows: list[dict] = []
+    device = torch.cuda.get_device_properties(0)
+    for cell in cells:
         rows.append(run_cell(cell, wanted, reader, options.samples))
         torch.cuda.empty_cache()
         print(row_text(rows[-1]), flush=True)
-    device = torch.cuda.get_device_properties(0)
-    document = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
-        "device": device.name,
-        "multiprocessors": device.multi_processor_count,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "samples": options.samples,
-        "rows": rows,
-    }
-    options.out.write_text(json.dumps(document, indent=1))
+        document = {
+            "multiprocessors": device.multi_processor_count,
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "samples": options.samples,
+            "cells_complete": len(rows),
+            "cells_wanted": len(cells),
+            "rows": rows,
+        }
+        write_run(options.out, document, complete=len(rows) == len(cells))
     failed = [row["cell"] for row in rows if any("failed" in result for result in row["arms"].values())]
     if failed:
         print("arms failed in:", ", ".join(failed))

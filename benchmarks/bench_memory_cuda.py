@@ -27,7 +27,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pairs import flaws, write_run
+from gpu_needs import require_mlx_gpu
+from pairs import flaws
+from run_record import write_run
 from step_cells import MEMORY_TARGETS, SHAPES, TARGET_SHAPE
 
 ARMS = ("mlx-lm", "ours")
@@ -215,6 +217,24 @@ def markdown(results: list[dict[str, Any]], found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def write(options: argparse.Namespace, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Writes what was measured so far, and returns its ratios."""
+    is_target = (options.shape, options.sequences, options.prompt_tokens) == (TARGET_SHAPE, 4, 16384)
+    found = ratios(results, with_target=is_target)
+    document = {
+        "shape": options.shape,
+        "sequences": options.sequences,
+        "prompt_tokens": options.prompt_tokens,
+        "output_tokens": options.output_tokens,
+        "page_size": options.page_size,
+        "arms_complete": len(results),
+        "ratio": found,
+        "results": results,
+    }
+    write_run(options.out, document, complete=len(results) == len(ARMS))
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("memory.json"))
@@ -233,19 +253,12 @@ def main() -> int:
     if options.arm:
         print(json.dumps(run_arm(options)))
         return 0
-    results = [run_worker(options, arm) for arm in ARMS]
-    is_target = (options.shape, options.sequences, options.prompt_tokens) == (TARGET_SHAPE, 4, 16384)
-    found = ratios(results, with_target=is_target)
-    document = {
-        "shape": options.shape,
-        "sequences": options.sequences,
-        "prompt_tokens": options.prompt_tokens,
-        "output_tokens": options.output_tokens,
-        "page_size": options.page_size,
-        "ratio": found,
-        "results": results,
-    }
-    write_run(options.out, document)
+    if options.device == "gpu":
+        require_mlx_gpu()
+    results: list[dict[str, Any]] = []
+    for arm in ARMS:
+        results.append(run_worker(options, arm))
+        found = write(options, results)
     print(markdown(results, found))
     return 1 if flaws(results) else 0
 

@@ -26,7 +26,6 @@ What a step uploads is counted by count_graphs.py.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import statistics
 import sys
@@ -36,6 +35,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu_needs import require_mlx_gpu
+from run_record import write_run
 from step_cells import SHAPES
 
 TARGET_RUST_US = 5.0
@@ -189,18 +190,17 @@ def main() -> int:
     parser.add_argument("--shape", default="tiny", choices=SHAPES, help="the host's part does not depend on it")
     parser.add_argument("--device", default="cpu", choices=("gpu", "cpu"))
     options = parser.parse_args()
+    if options.device == "gpu":
+        require_mlx_gpu("--device cpu")
     from mlxcel_paged import blas
 
     blas.prepare()
-    rows = [measure(options, int(batch)) for batch in options.batches.split(",")]
-    document = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
-        "python": sys.version.split()[0],
-        "target_rust_us": TARGET_RUST_US,
-        "rows": rows,
-    }
-    options.out.write_text(json.dumps(document, indent=1))
+    batches = [int(batch) for batch in options.batches.split(",")]
+    rows: list[dict[str, Any]] = []
+    for batch in batches:
+        rows.append(measure(options, batch))
+        document = {"target_rust_us": TARGET_RUST_US, "batches_complete": len(rows), "rows": rows}
+        write_run(options.out, document, complete=len(rows) == len(batches))
     for row in rows:
         print(json.dumps(row))
     return 0

@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pairs import Pairs, flaws, run_worker, write_run
+from gpu_needs import require_mlx_gpu
+from pairs import Pairs, flaws, run_worker
+from run_record import write_run
 from step_cells import SHAPES, TARGET_SHAPE
 
 HERE = Path(__file__).parent
@@ -105,17 +107,17 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write(options: argparse.Namespace, results: list[dict[str, Any]], note: str) -> dict[str, Any]:
+def write(options: argparse.Namespace, results: list[dict[str, Any]], pairs: Pairs) -> dict[str, Any]:
     document = {
         "shape": options.shape,
         "page_size": options.page_size,
         "chunk": options.chunk,
         "runs": options.runs,
-        "note": note,
+        **pairs.progress(),
         "rows": summarize(results),
         "results": results,
     }
-    return write_run(options.out, document)
+    return write_run(options.out, document, complete=pairs.is_complete)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -132,8 +134,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 print(f"pair {pair + 1} {arm:16}" + "  ".join(shown), flush=True)
             compare_scores(folder, arms, measured)
             results += [result | {"pair": pair} for result in measured]
-            write(options, results, pairs.note)
-    return write(options, results, pairs.note)
+            pairs.finish_pair()
+            write(options, results, pairs)
+    return write(options, results, pairs)
 
 
 def main() -> int:
@@ -156,6 +159,8 @@ def main() -> int:
         parser.error("--tokens must be numbers of at least 2, with commas between them")
     if min(options.pairs, options.runs, options.chunk) < 1:
         parser.error("--pairs, --runs and --chunk must be at least 1")
+    if options.device == "gpu":
+        require_mlx_gpu()
     document = measure(options)
     print(markdown(document["rows"]))
     failed = flaws(document["results"])

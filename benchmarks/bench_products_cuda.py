@@ -30,8 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import graph_counter
-from pairs import write_run
+from gpu_needs import require_mlx_gpu
 from products_arms import CELLS, HOST_CELLS, Case, arms_of
+from run_record import write_run
 
 QUICK_CELLS = ("qkv", "o", "gate_up")
 QUICK_ROWS = (4, 16)
@@ -156,12 +157,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="rows 4 and 16 of the cells q/k/v, o and gate/up")
     parser.add_argument("--storages", default="f16,4-bit")
     options = parser.parse_args()
-    import mlx.core as mx
-
-    if not mx.cuda.is_available():
-        print("needs a CUDA GPU and MLX's CUDA backend (pip install 'mlx[cuda13]')", file=sys.stderr)
-        return 2
     if graph_counter.Counters.loaded() is None:
+        require_mlx_gpu(without="")
         with tempfile.TemporaryDirectory() as folder:
             try:
                 environment = graph_counter.preload(graph_counter.build(Path(folder)))
@@ -169,11 +166,14 @@ def main() -> int:
                 print(f"no times of the device, the graph counter cannot be built: {error}", file=sys.stderr)
             else:
                 return subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode
+    import mlx.core as mx
+
     mx.set_default_device(mx.gpu)
     started_at = time.perf_counter()
     results = measure(options)
     text = table(results)
-    write_run(options.out, {"results": results, "seconds": round(time.perf_counter() - started_at, 1)})
+    document = {"results": results, "seconds": round(time.perf_counter() - started_at, 1)}
+    write_run(options.out, document, complete=True)
     print(text)
     failed = [result for result in results if "failed" in result]
     for result in failed:

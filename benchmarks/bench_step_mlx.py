@@ -41,7 +41,9 @@ from pathlib import Path
 from typing import Any
 
 import graph_counter
-from pairs import Pairs, flaws, run_worker, write_run
+from gpu_needs import require_mlx_gpu
+from pairs import Pairs, flaws, run_worker
+from run_record import write_run
 from step_cells import ARMS, CELLS, SHAPES, TARGET_SHAPE, arm_environment
 from step_report import markdown, summarize
 
@@ -87,9 +89,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             for arm in options.arms.split(","):
                 measured = run_arm(options, arm, environment, folder, pairs.worker_s())
                 results += [result | {"pair": f"{options.out.stem}:{pair}"} for result in measured]
-                write(options, results, counter, pairs.note)
+                write(options, results, counter, pairs)
                 print(progress_line(pair, arm, measured), flush=True)
-    return write(options, results, counter, pairs.note)
+            pairs.finish_pair()
+            write(options, results, counter, pairs)
+    return write(options, results, counter, pairs)
 
 
 def progress_line(pair: int, arm: str, results: list[dict[str, Any]]) -> str:
@@ -97,7 +101,7 @@ def progress_line(pair: int, arm: str, results: list[dict[str, Any]]) -> str:
     return f"pair {pair + 1} {arm:12}" + "  ".join(times)
 
 
-def write(options: argparse.Namespace, results: list[dict[str, Any]], counter: str, note: str) -> dict[str, Any]:
+def write(options: argparse.Namespace, results: list[dict[str, Any]], counter: str, pairs: Pairs) -> dict[str, Any]:
     document = {
         "shape": options.shape,
         "bits": options.bits,
@@ -107,16 +111,19 @@ def write(options: argparse.Namespace, results: list[dict[str, Any]], counter: s
         "steps": options.steps,
         "graph_counter": counter,
         "trace": options.trace,
-        "note": note,
+        **pairs.progress(),
         "rows": summarize(results, options.bits, with_targets=options.shape == TARGET_SHAPE),
         "results": results,
     }
-    return write_run(options.out, document)
+    return write_run(options.out, document, complete=pairs.is_complete)
 
 
 def report(paths: list[Path]) -> int:
-    """Prints one table a kind of weights, over all runs given."""
+    """Prints one table a kind of weights, over all runs given, and which of them are not complete."""
     documents = [json.loads(path.read_text()) for path in paths]
+    for path, document in zip(paths, documents, strict=True):
+        if document["note"] != "complete":
+            print(f"{path.name}: {document['note']}")
     for bits in sorted({document["bits"] for document in documents}):
         results = [result for document in documents if document["bits"] == bits for result in document["results"]]
         print(
@@ -153,6 +160,10 @@ def main() -> int:
             parser.error(f"--{name}: unknown {', '.join(sorted(unknown))}; known: {', '.join(known)}")
     if options.steps < 2:
         parser.error("--steps must be at least 2")
+    if options.pairs < 1:
+        parser.error("--pairs must be at least 1")
+    if options.device == "gpu":
+        require_mlx_gpu()
     document = measure(options)
     print(markdown(document["rows"]))
     return 1 if flaws(document["results"]) else 0

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from run_record import write_run
 from server_process import ServerProcess, budget_for_pages
 
 FIRST = ("amber", "brave", "clever", "dusty", "early", "fancy", "gentle", "happy", "icy", "jolly", "kind", "lucky",
@@ -102,10 +103,9 @@ def main() -> int:
         and result["share_repeated"] >= 0.9
         and (arguments.pages is None or result["num_preemptions"] > 0)
     )
-    text = json.dumps(result, indent=1)
-    print(text)
+    print(json.dumps(result, indent=1))
     if arguments.out:
-        arguments.out.write_text(text + "\n")
+        write_run(arguments.out, result, complete=True)
     return 0 if result["passed"] else 1
 
 

@@ -10,9 +10,11 @@ size. Two processes run the same traffic:
   failures, cuGraphLaunch, managed allocations, prefetches, and the bytes of copies (benchmarks/graph_counter).
 - `cupti`, 400 turns, as its records slow every launch down: with CUPTI's records of managed-memory migrations, page
   faults and copies, which is where an upload shows under MLX; then a few turns with a record a kernel: kernels and
-  kernel time of a step (benchmarks/cupti_trace). If it dies with the records of migrations it runs without them.
+  kernel time of a step (benchmarks/cupti_trace). CUPTI sometimes kills its process: that is run once more, which
+  `retried` says with how the first one ended, and if it dies again without the records of migrations.
 
-Each ends within its share of `--time-limit-s`, with fewer turns if need be, and says how many it counted.
+Each ends within its share of `--time-limit-s`, with fewer turns if need be, and says how many it counted. The JSON is
+written after each; one that failed says how, and by which signal, beside the other's result.
 
 Counts are kept apart for steady turns (the rows of the turn before, nothing prefilled) and for turns in which requests
 came or went. Wanted: no instantiation in any turn, no byte from host to device in steady ones.
@@ -31,7 +33,6 @@ from __future__ import annotations
 import argparse
 import bisect
 import ctypes
-import datetime
 import json
 import os
 import signal
@@ -40,12 +41,16 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import graph_counter
+from gpu_needs import require_mlx_gpu
+from run_record import write_run
 from step_cells import SHAPES, TARGET_SHAPE
 
+SCRIPT = Path(__file__)
 MODES = ("driver", "cupti")
 # Of the time that is left, for the driver's process; the rest is CUPTI's.
 DRIVER_SHARE = 0.6
@@ -260,10 +265,13 @@ def run_mode(options: argparse.Namespace, mode: str, folder: Path, seconds: floa
     """One process of one mode; what it printed last, and why it ended if it did not end well."""
     environment = dict(os.environ)
     if mode == "driver":
-        environment = graph_counter.preload(graph_counter.build(folder))
+        try:
+            environment = graph_counter.preload(graph_counter.build(folder))
+        except (OSError, subprocess.SubprocessError) as error:
+            return {"mode": mode, "failed": f"the graph counter cannot be built: {error}"}
     steps = options.steps if mode == "driver" else options.cupti_steps
     own = ["--mode", mode, "--seconds", str(seconds - GRACE_S), "--steps", str(steps), "--migrations", migrations]
-    command = [sys.executable, "-X", "faulthandler", __file__, *sys.argv[1:], *own]
+    command = [sys.executable, "-X", "faulthandler", str(SCRIPT), *sys.argv[1:], *own]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
     )
@@ -279,24 +287,51 @@ def run_mode(options: argparse.Namespace, mode: str, folder: Path, seconds: floa
     if process.returncode:
         # What was counted before the end counts.
         result["ended" if printed else "failed"] = ended + cause_of_death(process.returncode, stderr)
+    if process.returncode < 0 and not ended:
+        result["signal"] = signal.Signals(-process.returncode).name
     return result
 
 
-def run_modes(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """Every mode in turn, within the time limit."""
+def run_cupti(options: argparse.Namespace, folder: Path, deadline: float) -> dict[str, Any]:
+    """CUPTI's mode: once more if the process dies of a signal, then without the records of migrations."""
+    result = run_mode(options, "cupti", folder, deadline - time.monotonic(), "on")
+    retried: list[dict[str, Any]] = []
+    if "failed" in result and "signal" in result and deadline - time.monotonic() > 2 * GRACE_S:
+        retried.append({key: result[key] for key in ("failed", "signal")})
+        result = run_mode(options, "cupti", folder, deadline - time.monotonic(), "on")
+    if "failed" in result and deadline - time.monotonic() > 2 * GRACE_S:
+        without = run_mode(options, "cupti", folder, deadline - time.monotonic(), "off")
+        if "failed" not in without:
+            result = without | {"migrations": f"with their records: {result['failed']}"}
+    return result | ({"retried": retried} if retried else {})
+
+
+def run_modes(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
+    """The result of every mode in turn, within the time limit."""
     deadline = time.monotonic() + options.time_limit_s
     modes = options.modes.split(",")
-    results = []
     for mode in modes:
-        left = deadline - time.monotonic()
-        seconds = DRIVER_SHARE * left if mode == "driver" and len(modes) > 1 else left
-        results.append(run_mode(options, mode, folder, seconds, "on"))
-        left = deadline - time.monotonic()
-        if mode == "cupti" and "failed" in results[-1] and left > 2 * GRACE_S:
-            again = run_mode(options, mode, folder, left, "off")
-            if "failed" not in again:
-                results[-1] = again | {"migrations": f"with their records: {results[-1]['failed']}"}
-    return results
+        if mode == "cupti":
+            yield run_cupti(options, folder, deadline)
+        else:
+            left = deadline - time.monotonic()
+            yield run_mode(options, mode, folder, DRIVER_SHARE * left if len(modes) > 1 else left, "on")
+
+
+def write(options: argparse.Namespace, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Writes the modes that have run so far."""
+    num_modes = len(options.modes.split(","))
+    document = {
+        "batch": options.batch,
+        "steps": options.steps,
+        "cupti_steps": options.cupti_steps,
+        "modes_complete": len(results),
+        "modes_wanted": num_modes,
+        "targets": verdicts(results),
+        "remarks": remarks(results),
+        "results": results,
+    }
+    return write_run(options.out, document, complete=len(results) == num_modes)
 
 
 def main() -> int:
@@ -319,22 +354,18 @@ def main() -> int:
     parser.add_argument("--migrations", choices=("on", "off"), default="on", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.modes = options.modes or ("driver" if options.device == "cpu" else ",".join(MODES))
+    if unknown := set(options.modes.split(",")) - set(MODES):
+        parser.error(f"--modes: unknown {', '.join(sorted(unknown))}; known: {', '.join(MODES)}")
+    if options.device == "gpu" and not options.mode:
+        require_mlx_gpu()
     with tempfile.TemporaryDirectory() as name:
         if options.mode:
             count(options, Path(name))
             return 0
-        results = run_modes(options, Path(name))
-    document = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
-        "batch": options.batch,
-        "steps": options.steps,
-        "cupti_steps": options.cupti_steps,
-        "targets": verdicts(results),
-        "remarks": remarks(results),
-        "results": results,
-    }
-    options.out.write_text(json.dumps(document, indent=1))
+        results: list[dict[str, Any]] = []
+        for result in run_modes(options, Path(name)):
+            results.append(result)
+            document = write(options, results)
     print(json.dumps({key: document[key] for key in ("targets", "remarks", "results")}, indent=1))
     return 1 if any("failed" in result for result in results) else 0
 

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from run_record import write_run
 from server_process import ServerProcess
 
 PROMPTS = ["The capital of France is", "Water boils at", "Once upon a time", "One, two, three, four,"]
@@ -125,10 +126,9 @@ def main() -> int:
         and not log
         and status == 0
     )
-    text = json.dumps(result, indent=1)
-    print(text)
+    print(json.dumps(result, indent=1))
     if arguments.out:
-        arguments.out.write_text(text + "\n")
+        write_run(arguments.out, result, complete=True)
     return 0 if result["passed"] else 1
 
 

@@ -1,4 +1,4 @@
-"""Arms that take turns, each in a process of its own that may die, and what the JSON of a run begins with.
+"""Arms that take turns, each in a process of its own that may die.
 
 A pair is one process of each arm, next to each other in time. A worker writes one JSON object a line to the file it is
 given, each as soon as it is measured, so that what it measured before it died counts.
@@ -6,15 +6,11 @@ given, each as soon as it is measured, so that what it measured before it died c
 
 from __future__ import annotations
 
-import datetime
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +22,40 @@ class Pairs:
     """Numbers of the pairs to run: none is begun that would end beyond the limit if it took as long as the longest.
 
     Attributes:
-        note: `complete`, or how many pairs there were and why no more.
+        num_complete: Pairs of which every arm was run, as `finish_pair` was told.
     """
 
     def __init__(self, num_pairs: int, time_limit_s: float) -> None:
         self._num_pairs = num_pairs
         self._time_limit_s = time_limit_s
         self._began = time.monotonic()
-        self.note = "complete"
+        self._state = "in progress"
+        self.num_complete = 0
 
     def __iter__(self) -> Iterator[int]:
         longest = 0.0
         for pair in range(self._num_pairs):
             began = time.monotonic()
             if began - self._began + longest > self._time_limit_s:
-                self.note = f"{pair} of {self._num_pairs} pairs: the time limit of {self._time_limit_s} s"
+                self._state = f"the time limit of {self._time_limit_s} s"
                 return
             yield pair
             longest = max(longest, time.monotonic() - began)
+        self._state = "ended"
+
+    def finish_pair(self) -> None:
+        """Counts the pair that is under way; call it once its last arm was run."""
+        self.num_complete += 1
+
+    @property
+    def is_complete(self) -> bool:
+        """The run has ended, and all pairs were run. What failed in them is said by their results."""
+        return self._state == "ended" and self.num_complete == self._num_pairs
+
+    def progress(self) -> dict[str, Any]:
+        """What the JSON says of it; `note` is `complete`, or how many pairs there are and why no more."""
+        note = "complete" if self.is_complete else f"{self.num_complete} of {self._num_pairs} pairs: {self._state}"
+        return {"note": note, "pairs_complete": self.num_complete, "pairs_wanted": self._num_pairs}
 
     def worker_s(self) -> float:
         """Seconds that a worker which starts now may take."""
@@ -91,45 +103,6 @@ def run_worker(
     if ended:
         results += [{key: value, "arm": arm, "failed": ended} for value in wanted if value not in seen]
     return results
-
-
-def write_run(out: Path, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes `document` behind what every run begins with, and returns all of it."""
-    whole = run_header() | document
-    out.write_text(json.dumps(whole, indent=1))
-    return whole
-
-
-def run_header() -> dict[str, Any]:
-    """Date, command, machine and versions."""
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
-        "device": device_name(),
-        "num_cores": os.cpu_count(),
-        "versions": packages(),
-    }
-
-
-@cache
-def device_name() -> str:
-    try:
-        query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm", "--format=csv,noheader"]
-        return subprocess.run(query, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return platform.processor() or platform.machine()
-
-
-def packages() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for name in ("mlx", "mlx-cuda-13", "mlx-lm", "mlxcel-paged"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def flaws(results: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from run_record import write_run
+
 from mlxcel_paged.config import EngineConfig
 from mlxcel_paged.engine import Engine
 from mlxcel_paged.request import Request, SamplingParams, TokenEvent
@@ -81,10 +83,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     cells = [measure(arguments.prompt, budget) for budget in arguments.budget or (516, 68)]
-    text = json.dumps({"cells": cells}, indent=1)
-    print(text)
+    document = {"cells": cells}
+    print(json.dumps(document, indent=1))
     if arguments.out:
-        arguments.out.write_text(text + "\n")
+        write_run(arguments.out, document, complete=True)
     return 0
 
 

@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from run_record import write_run
+
 from mlxcel_paged.config import EngineConfig
 from mlxcel_paged.engine import Engine
 from mlxcel_paged.request import Request, SamplingParams, TokenEvent
@@ -112,10 +114,10 @@ def main() -> int:
         and (cell["batch"] != 64 or cell["outside_model_ms"] <= 2.0)
         for cell in cells
     )
-    text = json.dumps({"cells": cells, "passed": passed}, indent=1)
-    print(text)
+    document = {"cells": cells, "passed": passed}
+    print(json.dumps(document, indent=1))
     if arguments.out:
-        arguments.out.write_text(text + "\n")
+        write_run(arguments.out, document, complete=True)
     return 0 if passed else 1
 
 

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from run_record import write_run
 from server_process import ServerProcess
 
 WORDS = ("the", "harbour", "lay", "quiet", "in", "fog", "and", "a", "night", "watch", "wrote", "down", "every", "ship",
@@ -152,7 +153,7 @@ def main() -> int:
     )
     print(json.dumps({name: value for name, value in result.items() if name != "rss_mib"}, indent=1))
     if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_run(arguments.out, result, complete=True)
     return 0 if result["passed"] else 1
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import count_graphs  # noqa: E402
 from count_graphs import attribute, cause_of_death, remarks, verdicts  # noqa: E402
 from cupti_trace import MEMCPY, MIGRATION, Record  # noqa: E402
 
@@ -31,6 +35,7 @@ def test_requests_come_and_go_while_steps_are_counted(tmp_path: Path) -> None:
     assert result["page_crossings"] > 2
     assert result["requests_finished"] > 2
     assert set(result["launches"]) == {"fused"}
+    assert document["complete"] is True
     assert set(document["targets"].values()) == {None}, "no graph was launched, so nothing may be claimed"
 
 
@@ -108,6 +113,88 @@ def test_a_dead_process_says_how_far_it_came(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert cause_of_death(done.returncode, done.stderr) == "killed by SIGSEGV during counting"
     assert cause_of_death(1, "ImportError: no") == "ended with status 1 during start: ImportError: no"
+
+
+PROFILED = """
+import json, os, signal, sys
+from pathlib import Path
+mode = sys.argv[sys.argv.index("--mode") + 1]
+migrations = sys.argv[sys.argv.index("--migrations") + 1]
+with Path({log!r}).open("a") as log:
+    print(mode, migrations, file=log)
+num_starts = len([line for line in Path({log!r}).read_text().splitlines() if line.startswith("cupti")])
+print("stage: counting", file=sys.stderr, flush=True)
+if mode == "cupti" and num_starts <= {num_deaths}:
+    os.kill(os.getpid(), {signal})
+counted = {{"steady": {{"graph_launches": 9}}, "changed": {{}}}}
+turns = {{"steady": 5, "changed": 1}}
+print(json.dumps({{"mode": mode, "migrations": "counted", "counted": counted, "turns": turns}}))
+"""
+
+
+def run_modes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, num_deaths: int, number: int = signal.SIGSEGV
+) -> tuple[int, dict[str, Any], list[str]]:
+    """The script over processes of which the first with CUPTI die: its status, its JSON, and what was started."""
+    log, out = folder / "log", folder / "graphs.json"
+    (folder / "process.py").write_text(PROFILED.format(log=str(log), num_deaths=num_deaths, signal=int(number)))
+    monkeypatch.setattr(count_graphs.graph_counter, "build", lambda folder: folder)
+    monkeypatch.setattr(count_graphs.graph_counter, "preload", lambda _: dict(os.environ))
+    monkeypatch.setattr(count_graphs, "SCRIPT", folder / "process.py")
+    monkeypatch.setattr(sys, "argv", ["script", "--device", "cpu", "--modes", "driver,cupti", "--out", str(out)])
+    status = count_graphs.main()
+    return status, json.loads(out.read_text()), log.read_text().splitlines()
+
+
+def test_a_profiler_that_kills_its_process_is_run_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, document, started = run_modes(tmp_path, monkeypatch, num_deaths=1)
+    assert started == ["driver on", "cupti on", "cupti on"]
+    _, cupti = document["results"]
+    (first,) = cupti["retried"]
+    assert first["signal"] == "SIGSEGV"
+    assert first["failed"].startswith("killed by SIGSEGV during counting")
+    assert cupti["migrations"] == "counted"
+    assert "failed" not in cupti
+    assert document["targets"]["nothing_migrated_up"] is True
+    assert status == 0
+
+
+def test_after_the_second_death_migrations_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, document, started = run_modes(tmp_path, monkeypatch, num_deaths=2)
+    assert started == ["driver on", "cupti on", "cupti on", "cupti off"]
+    _, cupti = document["results"]
+    assert cupti["migrations"].startswith("with their records: killed by SIGSEGV")
+    assert len(cupti["retried"]) == 1
+    assert document["targets"]["nothing_migrated_up"] is None
+    assert status == 0
+
+
+def test_a_profiler_that_always_dies_leaves_the_other_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, document, started = run_modes(tmp_path, monkeypatch, num_deaths=9, number=signal.SIGBUS)
+    assert len(started) == 4
+    driver_result, cupti = document["results"]
+    assert driver_result["counted"]["steady"]["graph_launches"] == 9
+    assert (cupti["mode"], cupti["signal"]) == ("cupti", "SIGBUS")
+    assert cupti["failed"].startswith("killed by SIGBUS during counting")
+    assert document["targets"]["no_instantiation"] is True
+    assert document["complete"] is True, "both modes were run"
+    assert status == 1
+
+
+def test_the_first_result_is_written_before_the_second_mode_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "graphs.json"
+    seen = {}
+
+    def cupti(*_: object) -> dict[str, Any]:
+        seen.update(json.loads(out.read_text()))
+        return {"mode": "cupti", "failed": "no CUPTI"}
+
+    monkeypatch.setattr(count_graphs, "run_cupti", cupti)
+    run_modes(tmp_path, monkeypatch, num_deaths=0)
+    assert (seen["complete"], seen["modes_complete"], seen["modes_wanted"]) == (False, 1, 2)
+    assert [result["mode"] for result in seen["results"]] == ["driver"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the graph counter is preloaded")

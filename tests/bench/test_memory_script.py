@@ -24,6 +24,7 @@ def test_both_arms_answer_the_same_prompts(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(out.read_text())
     theirs, ours = document["results"]
+    assert (document["complete"], document["arms_complete"]) == (True, 2)
     assert theirs["first_tokens"] == ours["first_tokens"]
     for result in (theirs, ours):
         assert result["problems"] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -66,19 +65,34 @@ def test_no_pair_is_begun_that_would_end_too_late(monkeypatch: pytest.MonkeyPatc
     for pair in turns:
         seen.append((pair, turns.worker_s()))
         now += 25
+        turns.finish_pair()
     assert seen == [(0, 60), (1, pytest.approx(35))]
-    assert turns.note == "2 of 5 pairs: the time limit of 60 s"
+    assert turns.progress() == {
+        "note": "2 of 5 pairs: the time limit of 60 s",
+        "pairs_complete": 2,
+        "pairs_wanted": 5,
+    }
+    assert not turns.is_complete
     now += 100
     assert turns.worker_s() == pairs.MIN_WORKER_S
 
 
-def test_all_pairs_run_within_the_limit() -> None:
+def test_a_run_is_complete_when_all_pairs_were_run_and_not_before() -> None:
     turns = pairs.Pairs(3, 60)
-    assert list(turns) == [0, 1, 2]
-    assert turns.note == "complete"
+    assert turns.progress()["note"] == "0 of 3 pairs: in progress"
+    for pair in turns:
+        assert turns.progress()["pairs_complete"] == pair
+        turns.finish_pair()
+        assert not turns.is_complete
+        assert turns.progress()["note"] == f"{pair + 1} of 3 pairs: in progress"
+    assert turns.is_complete
+    assert turns.progress() == {"note": "complete", "pairs_complete": 3, "pairs_wanted": 3}
 
 
-def test_a_run_begins_with_what_made_it(tmp_path: Path) -> None:
-    document = pairs.write_run(tmp_path / "run.json", {"shape": "tiny"})
-    assert list(document) == ["date", "command", "device", "num_cores", "versions", "shape"]
-    assert json.loads((tmp_path / "run.json").read_text()) == document
+def test_a_pair_that_was_not_finished_is_missed() -> None:
+    turns = pairs.Pairs(2, 60)
+    for pair in turns:
+        if pair:
+            turns.finish_pair()
+    assert not turns.is_complete
+    assert turns.progress()["note"] == "1 of 2 pairs: ended"

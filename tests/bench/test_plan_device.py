@@ -21,7 +21,9 @@ def test_a_steady_step_advances_the_plan_once(tmp_path: Path) -> None:
     command += ["--warm-up", "4", "--budget-mb", "64", "--prompt-tokens", "5", "--evict-mb", "1", "--out", str(out)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (row,) = json.loads(out.read_text())["rows"]
+    document = json.loads(out.read_text())
+    assert (document["complete"], document["batches_complete"]) == (True, 1)
+    (row,) = document["rows"]
     assert row["steady_steps"] == 12
     assert row["rust_us"] > 0
     assert row["raw_us"] > row["rust_us"]
