@@ -57,6 +57,16 @@ def test_a_decode_batch_reaches_the_product_as_one_matrix(model: Model, monkeypa
     assert seen == [(1, 5, 64), (1, 5, 64), (2, 3, 64)]
 
 
+def test_a_decode_batch_comes_back_with_the_strides_of_its_shape(model: Model) -> None:
+    """Also in the dimension of size one: MLX on CUDA copies rows that do not seem to be a row apart."""
+    flatten_quantized(model)
+    x = mx.random.normal((5, 1, 64))
+    for found in (model.layers[0](x), model.embedding.as_linear(x)):
+        mx.eval(found)
+        width = found.itemsize * found.shape[2]
+        assert memoryview(found).strides == (width, width, found.itemsize)
+
+
 def test_lookups_are_untouched(model: Model) -> None:
     tokens = mx.array([[3], [31], [0]])
     wanted = np.asarray(model.embedding(tokens))

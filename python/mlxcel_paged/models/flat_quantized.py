@@ -47,5 +47,7 @@ def flatten_quantized(model: nn.Module) -> int:
 
 def _as_one_matrix(product: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
     if x.ndim == 3 and x.shape[0] > 1 and x.shape[1] == 1:
-        return product(x.swapaxes(0, 1)).swapaxes(0, 1)
+        # Not by swapping axes: the dimension of size one then has a stride for which MLX's norms and products copy rows.
+        rows = product(x.reshape(1, x.shape[0], x.shape[2]))
+        return rows.reshape(x.shape[0], 1, rows.shape[2])
     return product(x)
