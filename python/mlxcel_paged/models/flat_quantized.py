@@ -46,8 +46,8 @@ def flatten_quantized(model: nn.Module) -> int:
 
 
 def _as_one_matrix(product: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:
-    if x.ndim == 3 and x.shape[0] > 1 and x.shape[1] == 1:
-        # Not by swapping axes: the dimension of size one then has a stride for which MLX's norms and products copy rows.
-        rows = product(x.reshape(1, x.shape[0], x.shape[2]))
-        return rows.reshape(x.shape[0], 1, rows.shape[2])
+    shape = x.shape
+    if len(shape) == 3 and shape[0] > 1 and shape[1] == 1:
+        # Not by swapping axes: MLX's norms and products copy rows for the stride of the dimension of size one then.
+        return product(x.reshape(1, shape[0], shape[2])).reshape(shape[0], 1, -1)
     return product(x)
