@@ -10,6 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 import tiny
 from cuda_double import KernelsDouble
@@ -112,6 +113,23 @@ def test_turning_a_model_again_changes_nothing(monkeypatch: pytest.MonkeyPatch, 
     before = siblings_of(model)
     assert stream_products(model, mx.float16, 2) == 0
     assert siblings_of(model) == before
+
+
+def test_a_weight_that_is_a_transposed_view_is_stored_row_by_row(
+    monkeypatch: pytest.MonkeyPatch, launches: Launches
+) -> None:
+    """As those of GPT-2 are once they are loaded; others stay where they are."""
+    model = model_of(monkeypatch, "llama", **WIDE)
+    wanted = logits(model, 2)
+    view, plain = model.layers[0].mlp.up_proj, model.layers[0].mlp.gate_proj
+    view.weight = mx.contiguous(view.weight.T).T
+    mx.eval(view.weight)
+    assert not memoryview(view.weight).c_contiguous
+    address = np.array(plain.weight, copy=False).ctypes.data
+    stream_products(model, mx.float16, 2)
+    assert memoryview(view.weight).c_contiguous
+    assert np.array(plain.weight, copy=False).ctypes.data == address
+    assert close(logits(model, 2), wanted)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -51,6 +51,7 @@ def stream_products(model: nn.Module, dtype: mx.Dtype, num_caches: int) -> int:
     for module in model.modules():
         streamed = _streamed_class(module, dtype)
         if streamed is not None:
+            _lay_out_rows(module)
             module.__class__ = streamed
             turned.append(module)
     if turned:
@@ -59,6 +60,13 @@ def stream_products(model: nn.Module, dtype: mx.Dtype, num_caches: int) -> int:
         seconds = time.perf_counter() - started_at
         logger.info("%d layers use our products, %d in shared launches (%.1f s)", len(turned), joined, seconds)
     return len(turned)
+
+
+def _lay_out_rows(module: nn.Module) -> None:
+    """Stores arrays that are views, such as a transposed weight, row by row: a launch would copy them each time."""
+    arrays = {name: mx.contiguous(array) for name, array in module.parameters().items()}
+    mx.eval(arrays)
+    module.update(arrays)
 
 
 def _streamed_class(module: nn.Module, dtype: mx.Dtype) -> type[nn.Module] | None:
