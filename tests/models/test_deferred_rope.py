@@ -222,6 +222,7 @@ CHANGES: dict[str, Callable[..., tuple[Any, Any]]] = {
         self.rope(k, offset=offset),
     ),
     "used elsewhere": _gated,
+    "inputs by name": lambda self, q, k, offset: (self.rope(x=q, offset=offset), self.rope(x=k, offset=offset)),
 }
 
 

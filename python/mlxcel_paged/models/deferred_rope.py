@@ -145,6 +145,8 @@ def _turn_alike(queries: int | None, keys: int | None, good: set[int], rotations
 
 def _is_plain_call(call: ModuleCall, offset: mx.array) -> bool:
     """Whether it turns one token a row, by the pass's own positions."""
+    if not call.args:
+        return False
     x, *positional = call.args
     arguments = [*positional, *call.kwargs.values()]
     return x.ndim == 4 and x.shape[2] == 1 and len(arguments) == 1 and arguments[0] is offset
