@@ -31,7 +31,7 @@ def write_run(out: Path, document: Mapping[str, Any], *, complete: bool) -> dict
     Args:
         complete: The run has ended and did all that it was asked for. What failed in it is said by its results.
     """
-    whole = run_header() | {"complete": complete} | document
+    whole = {**run_header(), "complete": complete, **document}
     out.write_text(json.dumps(whole, indent=1) + "\n")
     return whole
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import decode_oracle as oracle
 import numpy as np
 import torch
+from decode_shapes import Case
 
 from mlxcel_paged.kernels_cuda import (
     WORKSPACE_FILL,
@@ -36,28 +37,6 @@ def kernel(head_dim: int, head_tiles: int, dtype: str) -> DecodeKernel:
     torch.cuda.current_stream().synchronize()
     variant = KernelVariant(head_dim, head_tiles, dtype, architecture())
     return DecodeKernel(variant, compile_variant(variant))
-
-
-@dataclass
-class Case:
-    lengths: list[int]
-    dtype: str = "float16"
-    head_dim: int = 128
-    group_size: int = 4
-    num_kv_heads: int = 2
-    page_size: int = 16
-    layout: str = "HND"
-    offsets: list[int] | None = None
-    window: int | None = None
-    logits_soft_cap: float = 0.0
-    with_sinks: bool = False
-    append: bool = False
-    num_workers: int = 16
-    num_splits: int | None = None
-    logit_gain: float = 1.0
-    seed: int = 0
-    first_page: int = 0
-    label: str = field(default="", compare=False)
 
 
 @dataclass

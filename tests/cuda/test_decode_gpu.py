@@ -11,40 +11,8 @@ torch = pytest.importorskip("torch", reason="needs a GPU host: torch is not inst
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from decode_case import Case, build, check, compare, is_fresh, kernel  # noqa: E402
-
-HEAD_DIMS = (64, 80, 96, 128, 256)
-PAGE_SIZES = (8, 16, 32, 64, 128)
-
-
-def random_case(seed: int) -> Case:
-    rng = np.random.default_rng(seed)
-
-    def pick(options):
-        return options[int(rng.integers(len(options)))]
-
-    page_size = pick(PAGE_SIZES)
-    edges = [0, 1, 2, 15, 16, 17, page_size - 1, page_size, page_size + 1, 127, 128, 129, 255, 257, 700, 1999]
-    lengths = [pick(edges) for _ in range(int(rng.integers(1, 9)))]
-    with_offsets = rng.random() < 0.4
-    return Case(
-        lengths=lengths,
-        dtype=pick(("float16", "bfloat16")),
-        head_dim=pick(HEAD_DIMS),
-        group_size=int(rng.integers(1, 17)),
-        num_kv_heads=pick((1, 2, 3, 8)),
-        page_size=page_size,
-        layout=pick(("NHD", "HND")),
-        offsets=[int(rng.integers(page_size)) for _ in lengths] if with_offsets else None,
-        window=pick((None, None, 1, page_size - 1, page_size, page_size + 1, 128, 1000)),
-        logits_soft_cap=pick((0.0, 0.0, 1.0, 30.0, 50.0)),
-        with_sinks=rng.random() < 0.3,
-        append=rng.random() < 0.5,
-        num_workers=pick((1, 2, 3, 16, 66)),
-        num_splits=pick((None, None, 1, 2, 7)),
-        logit_gain=pick((1.0, 1.0, 8.0)),
-        seed=seed,
-    )
+from decode_case import build, check, compare, is_fresh, kernel  # noqa: E402
+from decode_shapes import HEAD_DIMS, Case, random_case  # noqa: E402
 
 
 @pytest.mark.parametrize("seed", range(40))
