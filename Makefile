@@ -57,7 +57,7 @@ test-gpu: install ## the CUDA kernel on this host's GPU; skipped with a reason w
 CASES ?= 24
 .PHONY: sanitize-gpu
 sanitize-gpu: install ## compute-sanitizer over CASES=24 launches of the CUDA kernels on this host's GPU
-	if command -v compute-sanitizer >/dev/null && nvidia-smi -L >/dev/null 2>&1; then \
+	if PATH="$$PATH:/usr/local/cuda/bin" command -v compute-sanitizer >/dev/null && nvidia-smi -L >/dev/null 2>&1; then \
 	  $(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet --group gpu; \
 	fi
 	$(BIN)/python tests/cuda/sanitize.py --cases $(CASES)
