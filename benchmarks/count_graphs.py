@@ -319,8 +319,9 @@ def run_modes(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, A
 
 
 def write(options: argparse.Namespace, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Writes the modes that have run so far."""
+    """Writes the modes that have run so far. A mode whose time ran out before its turns leaves the run incomplete."""
     num_modes = len(options.modes.split(","))
+    are_whole = all("failed" in result or sum(result["turns"].values()) == result["turns_wanted"] for result in results)
     document = {
         "batch": options.batch,
         "steps": options.steps,
@@ -331,7 +332,7 @@ def write(options: argparse.Namespace, results: list[dict[str, Any]]) -> dict[st
         "remarks": remarks(results),
         "results": results,
     }
-    return write_run(options.out, document, complete=len(results) == num_modes)
+    return write_run(options.out, document, complete=len(results) == num_modes and are_whole)
 
 
 def main() -> int:

@@ -128,7 +128,8 @@ if mode == "cupti" and num_starts <= {num_deaths}:
     os.kill(os.getpid(), {signal})
 counted = {{"steady": {{"graph_launches": 9}}, "changed": {{}}}}
 turns = {{"steady": 5, "changed": 1}}
-print(json.dumps({{"mode": mode, "migrations": "counted", "counted": counted, "turns": turns}}))
+result = {{"mode": mode, "migrations": "counted", "counted": counted, "turns": turns, "turns_wanted": 6}}
+print(json.dumps(result))
 """
 
 
@@ -204,5 +205,7 @@ def test_time_that_runs_out_leaves_what_was_counted(tmp_path: Path) -> None:
     command += ["--steps", "1000000", "--batch", "2", "--budget-mb", "64", "--modes", "driver"]
     done = subprocess.run([*command, "--time-limit-s", "20", "--out", str(out)], check=False, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
-    (result,) = json.loads(out.read_text())["results"]
+    document = json.loads(out.read_text())
+    assert (document["complete"], document["modes_complete"]) == (False, 1)
+    (result,) = document["results"]
     assert 0 < sum(result["turns"].values()) < result["turns_wanted"] == 1000000
