@@ -63,7 +63,7 @@ def test_defaults_are_those_of_serve() -> None:
     assert rows["--prefill-chunk"] == chunks
     for flag in ("--parallel", "--max-queued-requests"):
         assert rows[flag] == str(getattr(arguments, flag.removeprefix("--").replace("-", "_"))), flag
-    assert rows["--step-timeout"] == f"{arguments.step_timeout:g} s"
+    assert rows["--step-timeout"] == f"{arguments.step_timeout_s:g} s"
     assert rows["--max-queued-tokens"] == "none"
     assert arguments.max_queued_tokens is None
     assert rows["--max-num-batched-tokens"] == f"{config.CPU_BATCHED_PROMPT_TOKENS} + `--parallel` on the CPU"

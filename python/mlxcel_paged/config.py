@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from mlxcel_paged.errors import InvalidFieldError
+
 Device = Literal["auto", "cpu", "gpu"]
 DecodeStorage = Literal["auto", "paged", "dense"]
 Arm = Literal["auto", "fused", "gather"]
@@ -44,7 +46,7 @@ class EngineConfig:
         arm: `fused` and `gather` pin the attention path; `auto` follows the dispatch policy.
 
     Raises:
-        ValueError: A field is out of range; the message names it.
+        InvalidFieldError: A field is out of range, or contradicts another.
     """
 
     model: str = "embedded"
@@ -64,7 +66,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if not self.model:
-            raise ValueError("model is empty (hint: `embedded` needs no download)")
+            raise InvalidFieldError("model", self.model, "embedded, a path or a repository id")
         _check_choice("device", self.device, get_args(Device))
         _check_choice("decode_storage", self.decode_storage, get_args(DecodeStorage))
         _check_choice("arm", self.arm, get_args(Arm))
@@ -75,15 +77,17 @@ class EngineConfig:
             _check_range("prefill_chunk", self.prefill_chunk, 1, 1 << 20)
         if self.max_num_batched_tokens is not None:
             # One token beside a full batch is what a prompt needs to advance.
-            _check_range("max_num_batched_tokens", self.max_num_batched_tokens, self.max_batch + 1, 1 << 20)
+            beside = ("no_batch", True) if self.no_batch else ("parallel", self.parallel)
+            low = self.max_batch + 1
+            _check_range("max_num_batched_tokens", self.max_num_batched_tokens, low, 1 << 20, beside)
         if self.max_context is not None:
             _check_range("max_context", self.max_context, 2, 1 << 24)
         if self.kv_cache_budget is not None:
             _check_range("kv_cache_budget", self.kv_cache_budget, 0, 1 << 62)
         if self.no_batch and self.decode_storage == "paged":
-            raise ValueError("no_batch decodes one sequence on dense storage; it excludes decode_storage paged")
+            raise InvalidFieldError("decode_storage", "paged", "auto or dense", beside=("no_batch", True))
         if self.decode_storage == "dense" and self.arm != "auto":
-            raise ValueError(f"arm {self.arm} needs pages; it excludes decode_storage dense")
+            raise InvalidFieldError("arm", self.arm, "auto", beside=("decode_storage", "dense"))
 
     @property
     def max_batch(self) -> int:
@@ -105,9 +109,9 @@ class EngineConfig:
 
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}: {value!r}")
+        raise InvalidFieldError(name, value, f"one of {', '.join(map(str, choices))}")
 
 
-def _check_range(name: str, value: int, low: int, high: int) -> None:
+def _check_range(name: str, value: int, low: int, high: int, beside: tuple[str, object] | None = None) -> None:
     if not low <= value <= high:
-        raise ValueError(f"{name} must be between {low} and {high}: {value}")
+        raise InvalidFieldError(name, value, f"between {low} and {high}", beside=beside)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mlxcel_paged._core import (
     AllocationError,
     BudgetExceededError,
@@ -23,6 +25,7 @@ __all__ = [
     "BudgetTooSmallError",
     "CorruptionError",
     "InvalidArgumentError",
+    "InvalidFieldError",
     "InvalidModelError",
     "InvalidPlanError",
     "InvalidTypeError",
@@ -34,6 +37,47 @@ __all__ = [
     "StaleSlotError",
     "UnsupportedModelError",
 ]
+
+
+class InvalidFieldError(PagedError, ValueError):
+    """A field of a configuration has a value that cannot be honoured.
+
+    Args:
+        field: its name.
+        value: what was given.
+        expected: what is allowed, as it follows "must be".
+        beside: another field that this depends on, and its value; a switch is True.
+        got: how the message shows the value, if not by its repr; empty for a secret.
+
+    Attributes:
+        field, value: as given.
+    """
+
+    slug = "invalid_field"
+
+    def __init__(
+        self,
+        field: str,
+        value: object,
+        expected: str,
+        *,
+        beside: tuple[str, object] | None = None,
+        got: str | None = None,
+    ) -> None:
+        self.field = field
+        self.value = value
+        self._expected = expected
+        self._beside = beside
+        self._got = repr(value) if got is None else got
+        super().__init__(self.message({}))
+
+    def message(self, names: Mapping[str, str]) -> str:
+        """The message with other names for fields, such as the flags that set them; those without keep their own."""
+        text = f"{names.get(self.field, self.field)} must be {self._expected}"
+        if self._beside is not None:
+            field, value = self._beside
+            text += f" with {names.get(field, field)}" + ("" if value is True else f" {value}")
+        return f"{text}, got {self._got}" if self._got else text
 
 
 class ModelNotFoundError(PagedError, ValueError):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from mlxcel_paged.errors import PagedError
+from mlxcel_paged.errors import InvalidFieldError, PagedError
 from mlxcel_paged.grammar import Grammar
 
 _MAX_TOKEN_ID = 2**31 - 1
@@ -21,7 +21,7 @@ _SEED_RANGE = range(-(2**63), 2**64)
 MAX_LOGPROBS = 20
 
 
-class InvalidRequestError(PagedError, ValueError):
+class InvalidRequestError(InvalidFieldError):
     """A field of a request has a value that cannot be honoured.
 
     Attributes:
@@ -32,9 +32,8 @@ class InvalidRequestError(PagedError, ValueError):
     slug = "invalid_request"
 
     def __init__(self, param: str, value: object, expected: str) -> None:
-        super().__init__(f"{param} must be {expected}, got {value!r}")
+        super().__init__(param, value, expected)
         self.param = param
-        self.value = value
 
 
 class ContextLengthExceededError(InvalidRequestError):
@@ -48,11 +47,13 @@ class ContextLengthExceededError(InvalidRequestError):
     slug = "context_length_exceeded"
 
     def __init__(self, num_prompt_tokens: int, limit_tokens: int, holder: str) -> None:
-        PagedError.__init__(self, f"the prompt's {num_prompt_tokens} tokens do not fit {holder}")
-        self.param = "prompt"
-        self.value = num_prompt_tokens
         self.num_prompt_tokens = num_prompt_tokens
         self.limit_tokens = limit_tokens
+        self._holder = holder
+        super().__init__("prompt", num_prompt_tokens, f"at most {limit_tokens} tokens")
+
+    def message(self, names: Mapping[str, str]) -> str:
+        return f"the prompt's {self.num_prompt_tokens} tokens do not fit {self._holder}"
 
 
 class QueueFullError(PagedError, RuntimeError):

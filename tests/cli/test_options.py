@@ -64,11 +64,11 @@ def test_flag_that_cannot_be_parsed_is_named(words: list[str], named: str, capsy
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["serve", "--parallel", "0"], "parallel"),
-        (["serve", "--max-context", "1"], "max_context"),
-        (["serve", "--no-batch", "--decode-storage", "paged"], "no_batch"),
+        (["serve", "--parallel", "0"], "--parallel"),
+        (["serve", "--max-context", "1"], "--max-context"),
+        (["serve", "--no-batch", "--decode-storage", "paged"], "--no-batch"),
         (["generate", "--prompt", "x", "--raw", "--system", "y"], "--system"),
-        (["generate", "--prompt", "x", "--temperature", "-1"], "temperature"),
+        (["generate", "--prompt", "x", "--temperature", "-1"], "--temperature"),
     ],
 )
 def test_value_out_of_range_is_one_line(words: list[str], named: str, capfd: pytest.CaptureFixture[str]) -> None:

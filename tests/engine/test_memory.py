@@ -60,7 +60,7 @@ def test_a_pool_smaller_than_the_context_is_planned_all_the_same() -> None:
 
 
 def test_more_than_the_memory_that_is_left_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"2\.0 GiB.*1\.0 GiB"):
+    with pytest.raises(ValueError, match=r"at most 1\.0 GiB.* got 2\.0 GiB"):
         plan(budget_bytes=2 << 30)
 
 

@@ -90,7 +90,7 @@ def test_keys_are_in_no_log_and_no_repr(locked: RunningServer, caplog: pytest.Lo
 
 @pytest.mark.parametrize("key", ["", " ", "a b", "a\n", "\u00e9", "x" * 513])
 def test_keys_that_no_header_can_carry_are_refused(key: str) -> None:
-    with pytest.raises(ValueError, match="API key") as caught:
+    with pytest.raises(ValueError, match="api_keys") as caught:
         ServerConfig(api_keys=(key,))
     assert "512" in str(caught.value)
 

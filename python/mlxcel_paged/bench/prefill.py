@@ -13,6 +13,7 @@ from typing import Any
 from mlxcel_paged.bench.environment import environment
 from mlxcel_paged.bench.prompt import prompt_tokens
 from mlxcel_paged.config import EngineConfig
+from mlxcel_paged.errors import InvalidFieldError
 
 
 class StockRunError(RuntimeError):
@@ -57,7 +58,7 @@ def _ours(config: EngineConfig, num_tokens: int, num_rounds: int) -> float:
 
     loaded = load_model(config.model, device="cpu", dtype=config.dtype, keep_quantized=config.keep_quantized)
     if num_tokens > loaded.max_context:
-        raise ValueError(f"{num_tokens} tokens are beyond the context of {loaded.name}, {loaded.max_context}")
+        raise InvalidFieldError("num_tokens", num_tokens, f"at most {loaded.max_context}, the context of {loaded.name}")
     tokens = prompt_tokens(loaded.tokenizer, num_tokens)
     model = PagedModel(
         loaded,

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command = subparsers.add_parser(name, help=summary)
         add(command)
         options.add_json_flag(command)
-        command.set_defaults(measure=measure)
+        command.set_defaults(measure=measure, flags=options.flag_names(command))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -111,7 +111,14 @@ def _add_decode(parser: argparse.ArgumentParser) -> None:
         default=("dense", "gather", "fused"),
         help="comma-separated (default: dense,gather,fused)",
     )
-    parser.add_argument("--batch", type=options.positive_int, default=4, help="(default: %(default)s)")
+    parser.add_argument(
+        "--batch",
+        dest="parallel",
+        type=options.positive_int,
+        default=4,
+        metavar="BATCH",
+        help="(default: %(default)s)",
+    )
     parser.add_argument("--context", type=options.positive_int, action="append", help="repeatable (default: 4096)")
     parser.add_argument("--steps", type=options.positive_int, default=16, help="timed steps an arm (default: 16)")
 
@@ -120,9 +127,9 @@ def _decode(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[st
     from mlxcel_paged.bench import decode
 
     document = decode.bench_decode(
-        _cpu_config(arguments, parallel=arguments.batch),
+        _cpu_config(arguments),
         arms=arguments.arms,
-        batch=arguments.batch,
+        batch=arguments.parallel,
         contexts=arguments.context or (4096,),
         num_steps=arguments.steps,
         progress=_progress,
@@ -136,7 +143,14 @@ def _decode(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[st
 def _add_prefill(parser: argparse.ArgumentParser) -> None:
     options.add_model_flags(parser)
     _add_page_size(parser)
-    parser.add_argument("--tokens", type=options.positive_int, default=2048, help="prompt length (default: 2048)")
+    parser.add_argument(
+        "--tokens",
+        dest="num_tokens",
+        type=options.positive_int,
+        default=2048,
+        metavar="TOKENS",
+        help="prompt length (default: 2048)",
+    )
     parser.add_argument("--prefill-chunk", type=options.positive_int, default=512, help="(default: %(default)s)")
     parser.add_argument(
         "--arms",
@@ -153,7 +167,7 @@ def _prefill(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dict[s
     document = prefill.bench_prefill(
         _cpu_config(arguments),
         arms=arguments.arms,
-        num_tokens=arguments.tokens,
+        num_tokens=arguments.num_tokens,
         num_rounds=arguments.rounds,
         progress=_progress,
     )
@@ -174,11 +188,11 @@ def _projection(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[dic
     return document, document["cases"], 0
 
 
-def _cpu_config(arguments: argparse.Namespace, **overrides: Any) -> EngineConfig:
+def _cpu_config(arguments: argparse.Namespace) -> EngineConfig:
     """The configuration of a measurement that runs on the CPU, whatever MLX's default device is."""
     if arguments.device == "gpu":
         raise ValueError(f"bench {arguments.what} measures the CPU; it excludes --device gpu")
-    return options.engine_config(arguments, **overrides)
+    return options.engine_config(arguments)
 
 
 def _heads(text: str) -> tuple[int, int]:

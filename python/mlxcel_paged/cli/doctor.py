@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     config = options.engine_config(arguments)
     with json_document(arguments.json) as write:
-        document = examine(config)
+        document = examine(config, arguments.flags)
         write(document)
     if not arguments.json:
         for name, value in _flat(document):
@@ -35,8 +36,13 @@ def run(arguments: argparse.Namespace) -> int:
     return EXIT_PROBLEM if document["problems"] else 0
 
 
-def examine(config: EngineConfig) -> dict[str, Any]:
-    """Collects everything a bug report needs. What does not work becomes an entry of `problems`, not an exception."""
+def examine(config: EngineConfig, flags: Mapping[str, str]) -> dict[str, Any]:
+    """Collects everything a bug report needs. What does not work becomes an entry of `problems`, not an exception.
+
+    Args:
+        config: what an engine would be asked to be.
+        flags: names for its fields in `problems`, see `options.flag_names`.
+    """
     problems: list[str] = []
     document: dict[str, Any] = {
         **environment(),
@@ -57,12 +63,12 @@ def examine(config: EngineConfig) -> dict[str, Any]:
     except ImportError as error:
         document["backend"] = None
         problems.append(f"MLX does not import: {error} (hint: pip install {MLX_EXTRAS})")
-    document["model"] = None if problems else _model(config, problems)
+    document["model"] = None if problems else _model(config, flags, problems)
     document["problems"] = problems
     return document
 
 
-def _model(config: EngineConfig, problems: list[str]) -> dict[str, Any]:
+def _model(config: EngineConfig, flags: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
     from mlxcel_paged.attention.dispatch import choose_path, fused_backend
     from mlxcel_paged.engine.build import choose_device, max_context_of, plan_model_memory
     from mlxcel_paged.engine.storage import storage_for_model
@@ -110,7 +116,7 @@ def _model(config: EngineConfig, problems: list[str]) -> dict[str, Any]:
         else:
             report["decode_path"] = ["dense"]
     except (PagedError, ValueError) as error:
-        problems.append(str(error))
+        problems.append(options.message(error, flags))
     return report
 
 

@@ -33,19 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    config, sampling = options.engine_config(arguments), _sampling(arguments)
     prompts = arguments.prompt if arguments.prompt is not None else [sys.stdin.read()]
     if not all(prompts):
         raise ValueError("a prompt is empty (hint: --prompt TEXT, or text on stdin)")
     if arguments.raw and arguments.system is not None:
         raise ValueError("--system needs the chat template; it excludes --raw")
-    config = options.engine_config(arguments)
     with json_document(arguments.json) as write:
-        document = _generate(arguments, config, prompts)
+        document = _generate(arguments, config, sampling, prompts)
         write(document)
     return EXIT_FAILED if any(completion["finish_reason"] == "error" for completion in document["completions"]) else 0
 
 
-def _generate(arguments: argparse.Namespace, config: Any, prompts: Sequence[str]) -> dict[str, Any]:
+def _generate(arguments: argparse.Namespace, config: Any, sampling: Any, prompts: Sequence[str]) -> dict[str, Any]:
     from mlxcel_paged.engine.engine import Engine
     from mlxcel_paged.engine.offline import stream
     from mlxcel_paged.request import Request
@@ -56,8 +56,7 @@ def _generate(arguments: argparse.Namespace, config: Any, prompts: Sequence[str]
             engine.start()
             model = engine.wait_until_ready()
         requests = [
-            Request(str(index), tokens, _sampling(arguments))
-            for index, tokens in enumerate(_encode(arguments, model, prompts))
+            Request(str(index), tokens, sampling) for index, tokens in enumerate(_encode(arguments, model, prompts))
         ]
         transcript = Transcript(model.tokenizer, prompts, shown=not arguments.json)
         start = time.perf_counter()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from mlxcel_paged import _core, blas
+from mlxcel_paged.cli import options
 
 COMMANDS = {
     "serve": "serve a model through an OpenAI-compatible endpoint",
@@ -25,16 +26,7 @@ EXIT_BROKEN_PIPE = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status (0 done, 1 failed, 2 wrong usage or setting)."""
-    parser = argparse.ArgumentParser(prog="mlxcel-paged", description="Paged-attention serving for MLX")
-    parser.add_argument("--version", action="version", version=f"mlxcel-paged {_core.__version__}")
-    parser.add_argument("-v", "--verbose", action="store_true", help="log more")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, summary in COMMANDS.items():
-        module = importlib.import_module(f"mlxcel_paged.cli.{name}")
-        command = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:])
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
-    arguments = parser.parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     logging.basicConfig(
         level=logging.DEBUG if arguments.verbose else logging.INFO,
         format="%(levelname)s %(name)s: %(message)s",
@@ -59,9 +51,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (_core.PagedError, ValueError) as error:
         if arguments.verbose:
             raise
-        print(f"mlxcel-paged: error: {error}", file=sys.stderr)
+        print(f"mlxcel-paged: error: {options.message(error, arguments.flags)}", file=sys.stderr)
         return EXIT_USAGE
     return status
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All subcommands; what they parse has `run`, and in `flags` the names of the flags, see `options.flag_names`."""
+    parser = argparse.ArgumentParser(prog="mlxcel-paged", description="Paged-attention serving for MLX")
+    parser.add_argument("--version", action="version", version=f"mlxcel-paged {_core.__version__}")
+    parser.add_argument("-v", "--verbose", action="store_true", help="log more")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, summary in COMMANDS.items():
+        module = importlib.import_module(f"mlxcel_paged.cli.{name}")
+        command = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:])
+        module.add_arguments(command)
+        command.set_defaults(run=module.run, flags=options.flag_names(command))
+    return parser
 
 
 if __name__ == "__main__":

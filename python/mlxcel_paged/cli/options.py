@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from mlxcel_paged import config
 from mlxcel_paged.byte_size import parse_bytes
 from mlxcel_paged.config import EngineConfig
+from mlxcel_paged.errors import BudgetTooSmallError, InvalidFieldError
+
+
+def flag_names(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """The flag that sets a field, by the field's name: it is declared as the flag's `dest` where they differ."""
+    # argparse has no public list of what a parser takes.
+    return {action.dest: action.option_strings[0] for action in parser._actions if action.option_strings}
+
+
+def message(error: BaseException, flags: Mapping[str, str]) -> str:
+    """What `error` says, in terms of what was typed.
+
+    Args:
+        error: anything; an engine that could not start says what its cause does.
+        flags: see `flag_names`.
+    """
+    for raised in (error, error.__cause__):
+        if isinstance(raised, InvalidFieldError):
+            return raised.message(flags)
+        if isinstance(raised, BudgetTooSmallError) and (flag := flags.get("kv_cache_budget")):
+            return f"{flag}: {raised}"
+    return str(error)
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
@@ -95,14 +118,14 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def engine_config(arguments: argparse.Namespace, **overrides: Any) -> EngineConfig:
+def engine_config(arguments: argparse.Namespace) -> EngineConfig:
     """Builds the configuration that the parsed flags describe.
 
     Raises:
-        ValueError: A flag is out of range or contradicts another.
+        InvalidFieldError: A flag is out of range or contradicts another; `message` names it.
     """
     fields = {name: getattr(arguments, name) for name in EngineConfig.__dataclass_fields__ if hasattr(arguments, name)}
-    return EngineConfig(**{**fields, **overrides})
+    return EngineConfig(**fields)
 
 
 def comma_list(choices: tuple[str, ...]) -> Any:

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--step-timeout",
+        dest="step_timeout_s",
         type=_seconds,
         default=120.0,
         metavar="SECONDS",
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--shutdown-timeout",
+        dest="shutdown_timeout_s",
         type=options.positive_int,
         default=30,
         metavar="SECONDS",
@@ -43,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--api-key",
+        dest="api_keys",
         action="append",
         metavar="KEY",
         help=f"a key that requests must send; may be repeated (default: {env.API_KEY}, else none)",
@@ -50,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--open-metrics", action="store_true", help="serve /metrics without a key")
     group.add_argument(
         "--cors-origin",
+        dest="cors_origins",
         action="append",
         default=[],
         metavar="ORIGIN",
@@ -60,6 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     config = options.engine_config(arguments)
+    if arguments.api_keys is None:
+        arguments.flags["api_keys"] = env.API_KEY
 
     from mlxcel_paged.engine.engine import Engine
     from mlxcel_paged.server.config import MAX_SEQUENCES, ServerConfig
@@ -69,11 +75,11 @@ def run(arguments: argparse.Namespace) -> int:
         host=arguments.host,
         port=arguments.port,
         served_model_name=arguments.served_model_name,
-        shutdown_timeout_s=arguments.shutdown_timeout,
+        shutdown_timeout_s=arguments.shutdown_timeout_s,
         debug_endpoints=arguments.debug_endpoints,
         api_keys=_api_keys(arguments),
         open_metrics=arguments.open_metrics,
-        cors_origins=tuple(arguments.cors_origin),
+        cors_origins=tuple(arguments.cors_origins),
         # What could never be queued is a 400 and no 429.
         max_sequences=min(MAX_SEQUENCES, arguments.max_queued_requests + arguments.parallel),
         # The engine's queue refuses first; this bounds what is being tokenized or read besides.
@@ -83,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         config,
         max_queued_requests=arguments.max_queued_requests,
         max_queued_tokens=arguments.max_queued_tokens,
-        step_timeout_s=arguments.step_timeout or None,
+        step_timeout_s=arguments.step_timeout_s or None,
         log_plan=arguments.debug_endpoints,
     )
     serve(engine, server_config)
@@ -91,8 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _api_keys(arguments: argparse.Namespace) -> tuple[str, ...]:
-    if arguments.api_key is not None:
-        return tuple(arguments.api_key)
+    if arguments.api_keys is not None:
+        return tuple(arguments.api_keys)
     key = env.api_key()
     return () if key is None else (key,)
 

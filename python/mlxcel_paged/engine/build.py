@@ -21,6 +21,7 @@ from mlxcel_paged.engine.paged_runner import PagedRunner
 from mlxcel_paged.engine.runner import Runner
 from mlxcel_paged.engine.storage import StorageChoice, storage_for_model
 from mlxcel_paged.engine.token_reader import new_token_reader
+from mlxcel_paged.errors import InvalidFieldError
 from mlxcel_paged.models.dense_model import DenseModel
 from mlxcel_paged.models.kv_groups import kv_layout
 from mlxcel_paged.models.loader import LoadedModel, load_model
@@ -41,7 +42,7 @@ def build_core(config: EngineConfig) -> EngineCore:
         ModelNotFoundError, InvalidModelError, UnsupportedModelError: the model cannot be loaded or not be paged.
         BudgetTooSmallError: the KV cache budget holds no page; it names the smallest usable one.
         SelfCheckError: paged decode and the model's own cache disagree.
-        ValueError: max_context is beyond the model's.
+        InvalidFieldError: max_context is beyond the model's.
     """
     loaded = load_model(
         config.model, device=choose_device(config), dtype=config.dtype, keep_quantized=config.keep_quantized
@@ -133,7 +134,7 @@ def plan_model_memory(
 
     Raises:
         BudgetTooSmallError: the budget holds no page of every group beside the workspace.
-        ValueError: the budget asks for more memory than is left.
+        InvalidFieldError: the budget asks for more memory than is left.
     """
     on_cpu = loaded.device == "cpu"
     prefill_chunk = config.chunk_tokens(on_cpu=on_cpu)
@@ -198,9 +199,8 @@ def max_context_of(config: EngineConfig, loaded: LoadedModel) -> int:
     if config.max_context is None:
         return loaded.max_context
     if config.max_context > loaded.max_context:
-        raise ValueError(
-            f"max_context is {config.max_context}, but {loaded.name} was trained for {loaded.max_context} tokens"
-        )
+        expected = f"at most {loaded.max_context}, what {loaded.name} was trained for"
+        raise InvalidFieldError("max_context", config.max_context, expected)
     return config.max_context
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from mlxcel_paged._core import BlockBudget
 from mlxcel_paged.byte_size import format_bytes
+from mlxcel_paged.errors import InvalidFieldError
 from mlxcel_paged.scheduler.estimate import max_pages_held
 
 AUTO_SHARE = 0.5
@@ -91,7 +92,7 @@ def plan_memory(
 
     Raises:
         BudgetTooSmallError: no page of every group fits beside the workspace; it names the smallest usable budget.
-        ValueError: the budget asks for more than the memory that is left.
+        InvalidFieldError: the budget asks for more than the memory that is left.
     """
     needs = [max_batch * max_pages_held(max_context, page_size, group.window, prefill_chunk) for group in groups]
     wanted = workspace_bytes + _bytes(groups, needs)
@@ -99,9 +100,12 @@ def plan_memory(
     if budget_bytes is None:
         budget = min(int(left_bytes * AUTO_SHARE), wanted)
     elif budget_bytes > left_bytes:
-        raise ValueError(
-            f"the KV cache budget is {format_bytes(budget_bytes)}, but {format_bytes(left_bytes)} of memory are "
-            f"left beside the weights and the {format_bytes(activation_bytes)} that a step needs"
+        raise InvalidFieldError(
+            "kv_cache_budget",
+            budget_bytes,
+            f"at most {format_bytes(left_bytes)}, the memory that is left beside the weights and the "
+            f"{format_bytes(activation_bytes)} that a step needs",
+            got=format_bytes(budget_bytes),
         )
     else:
         budget = budget_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mlxcel_paged.errors import InvalidFieldError
 from mlxcel_paged.request import InvalidRequestError, QueueFullError
 
 
@@ -21,10 +22,10 @@ class QueueLimits:
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_requests", "max_tokens"):
-            value = getattr(self, name)
+        # Under the names that the engine gives them.
+        for name, value in (("max_queued_requests", self.max_requests), ("max_queued_tokens", self.max_tokens)):
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1: {value}")
+                raise InvalidFieldError(name, value, "at least 1")
 
     def room(self, num_queued: int, num_free_places: int) -> int | None:
         """Requests that may still be queued; None is no bound.

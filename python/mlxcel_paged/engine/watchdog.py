@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 
 from mlxcel_paged.engine.step_times import StepTimes
+from mlxcel_paged.errors import InvalidFieldError
 
 logger = logging.getLogger("mlxcel_paged")
 
@@ -26,7 +27,7 @@ class Watchdog:
 
     def __init__(self, times: StepTimes, timeout_s: float | None, thread_ident: Callable[[], int | None]) -> None:
         if timeout_s is not None and timeout_s <= 0:
-            raise ValueError(f"step_timeout_s must be positive: {timeout_s}")
+            raise InvalidFieldError("step_timeout_s", timeout_s, "positive")
         self._times = times
         self._timeout_s = timeout_s
         self._thread_ident = thread_ident

@@ -16,7 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from mlxcel_paged.errors import BackendUnavailableError, InvalidModelError, ModelNotFoundError
+from mlxcel_paged.errors import BackendUnavailableError, InvalidFieldError, InvalidModelError, ModelNotFoundError
 from mlxcel_paged.models.embedded import embedded_gguf
 from mlxcel_paged.models.expert_rows import give_experts_row_strides
 from mlxcel_paged.models.flat_quantized import flatten_quantized
@@ -104,7 +104,7 @@ def _chosen_dtype(dtype: str | mx.Dtype | None) -> mx.Dtype | None:
     if dtype is None or isinstance(dtype, mx.Dtype):
         return dtype
     if dtype not in _DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}: {dtype!r}")
+        raise InvalidFieldError("dtype", dtype, f"one of {', '.join(_DTYPES)}")
     return _DTYPES[dtype]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from mlxcel_paged.errors import InvalidFieldError
+
 MAX_SEQUENCES = 128
 _KEY = re.compile(r"[!-~]{1,512}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
@@ -38,7 +40,7 @@ class ServerConfig:
         debug_endpoints: Serve `/v1/debug/plan`.
 
     Raises:
-        ValueError: A field is out of range; the message names it.
+        InvalidFieldError: A field is out of range.
     """
 
     host: str = "127.0.0.1"
@@ -69,16 +71,18 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         if not self.host:
-            raise ValueError("host is empty (hint: 127.0.0.1 serves this machine, 0.0.0.0 every network)")
+            expected = "an address, such as 127.0.0.1 for this machine alone or 0.0.0.0 for every network"
+            raise InvalidFieldError("host", self.host, expected)
         if not 0 <= self.port <= 65535:
-            raise ValueError(f"port must be between 0 and 65535: {self.port}")
+            raise InvalidFieldError("port", self.port, "between 0 and 65535")
         if self.served_model_name is not None and not self.served_model_name:
-            raise ValueError("served_model_name is empty")
+            raise InvalidFieldError("served_model_name", self.served_model_name, "a name of one character or more")
         if not all(_KEY.fullmatch(key) for key in self.api_keys):
-            raise ValueError("an API key must be 1 to 512 visible ASCII characters")  # the key itself is not repeated
+            raise InvalidFieldError("api_keys", self.api_keys, "made of 1 to 512 visible ASCII characters", got="")
         for origin in self.cors_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
-                raise ValueError(f"not an origin like https://example.org, without a path: {origin!r}")
+                expected = "* or like https://example.org, without a path"
+                raise InvalidFieldError("cors_origins", self.cors_origins, expected, got=repr(origin))
         for name in (
             "max_body_bytes",
             "max_messages",
@@ -94,4 +98,4 @@ class ServerConfig:
             "shutdown_timeout_s",
         ):
             if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive: {getattr(self, name)}")
+                raise InvalidFieldError(name, getattr(self, name), "positive")
