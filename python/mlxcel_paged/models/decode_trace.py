@@ -89,8 +89,13 @@ def trace_decode(model: nn.Module, num_caches: int, watched: Sequence[nn.Module]
 
 def build_pass(model: nn.Module, num_caches: int, step: Step, tokens: mx.array) -> mx.array:
     """Calls `model` with paged caches of `step`; returns its logits, not evaluated. What it raises goes through."""
+    return call_with_caches(model, [PagedLayerCache(layer, step) for layer in range(num_caches)], tokens)
+
+
+def call_with_caches(model: nn.Module, caches: Sequence[PagedLayerCache], tokens: mx.array) -> mx.array:
+    """As `build_pass`, with these caches."""
     hook.install()
-    logits: mx.array = model(tokens, cache=[PagedLayerCache(layer, step) for layer in range(num_caches)])
+    logits: mx.array = model(tokens, cache=list(caches))
     return logits
 
 

@@ -19,7 +19,7 @@ def kv_layout(model: nn.Module) -> KVLayout:
         UnsupportedModelError: Some layer cannot be paged; the message says which and why.
     """
     windows = [_window(layer, cache) for layer, cache in enumerate(make_prompt_cache(model))]
-    shapes = probe_layers(model, len(windows))
+    shapes = probe_layers(model, windows)
     dtypes = {shape.dtype for shape in shapes}
     if len(dtypes) != 1:
         raise UnsupportedModelError(

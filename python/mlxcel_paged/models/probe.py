@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -9,7 +10,8 @@ import mlx.nn as nn
 
 from mlxcel_paged.errors import UnsupportedModelError
 from mlxcel_paged.kvcache.handle import KeyHandle
-from mlxcel_paged.models.decode_trace import build_pass
+from mlxcel_paged.kvcache.layer_cache import PagedLayerCache
+from mlxcel_paged.models.decode_trace import call_with_caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +50,41 @@ class _ProbeStep:
         return queries
 
 
-def probe_layers(model: nn.Module, num_caches: int) -> list[LayerShape]:
+class _ProbeCache(PagedLayerCache):
+    """Checks the masks that the model asks for: pages mask what the layer's own cache keeps, and nothing else."""
+
+    __slots__ = ("_window",)
+
+    def __init__(self, layer: int, step: _ProbeStep, window: int | None) -> None:
+        super().__init__(layer, step)
+        self._window = window
+
+    def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> None:
+        if window_size is not None and window_size != self._window:
+            kept = "all tokens" if self._window is None else f"{self._window} tokens"
+            raise UnsupportedModelError(
+                f"layer {self.layer} masks a window of {window_size} tokens over a cache that keeps {kept}"
+            )
+
+
+def probe_layers(model: nn.Module, windows: Sequence[int | None]) -> list[LayerShape]:
     """Returns the attention shape of each of the model's caches, in order.
 
     Both kinds of pass are built: a prompt chunk (one sequence, several tokens) and a decode step (several sequences
     with offsets of their own).
 
+    Args:
+        windows: Of every cache, the tokens that it keeps; None for all.
+
     Raises:
         UnsupportedModelError: The model bypasses the hook or needs something that pages cannot give.
     """
+    num_caches = len(windows)
     prompt, decode = _ProbeStep(3), _ProbeStep(mx.array([3, 5], mx.int32))
     for step, tokens in ((prompt, mx.zeros((1, 2), mx.int32)), (decode, mx.zeros((2, 1), mx.int32))):
         try:
-            build_pass(model, num_caches, step, tokens)
+            caches = [_ProbeCache(layer, step, window) for layer, window in enumerate(windows)]
+            call_with_caches(model, caches, tokens)
         except UnsupportedModelError:
             raise
         except Exception as error:
