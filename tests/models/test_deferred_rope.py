@@ -21,7 +21,7 @@ from tiny import FAMILIES, VARIANTS, loaded_tiny, tiny_model
 
 from mlxcel_paged.attention import dispatch
 from mlxcel_paged.kernels_cuda.variant import RopeShape
-from mlxcel_paged.kvcache.rotation import Unrotated, begin_deferring, end_deferring
+from mlxcel_paged.kvcache.rotation import RotationError, Unrotated, begin_deferring, end_deferring
 from mlxcel_paged.models.deferred_rope import defer_rope
 from mlxcel_paged.models.kv_groups import kv_layout
 from mlxcel_paged.models.loader import LoadedModel
@@ -112,6 +112,72 @@ def test_a_model_that_is_changed_and_turned_again_turns_by_its_new_angles() -> N
     assert set(launches(kernels)) == {WHOLE}
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "base": (None, lambda rope: setattr(rope, "base", 500.0)),
+    "scale": (None, lambda rope: setattr(rope, "scale", 0.25)),
+    "dims": (None, lambda rope: setattr(rope, "dims", 32)),
+    "traditional": (None, lambda rope: setattr(rope, "traditional", True)),
+    "frequencies": (LLAMA3, lambda rope: setattr(rope, "_freqs", rope._freqs * 3)),
+    "frequencies by an update": (LLAMA3, lambda rope: rope.update({"_freqs": rope._freqs * 3})),
+    "factor": (YARN, lambda rope: setattr(rope, "mscale", 1.5)),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_what_is_set_on_a_live_model_holds_from_the_next_pass_on(setting: str) -> None:
+    scaling, change = SETTINGS[setting]
+    loaded = loaded_tiny("llama")
+    ropes = [llama.initialize_rope(64, 10_000.0, False, scaling, 512) for _ in loaded.model.layers]
+    for layer, rope in zip(loaded.model.layers, ropes, strict=True):
+        layer.self_attn.rope = rope
+    before = own_cache(loaded.model)
+    paged, kernels = on_doubles(loaded)
+    assert largest_difference(decoded(paged), before) <= 2e-4
+    assert launches(kernels) == {WHOLE: 22}
+    change(ropes[1])
+    wanted = own_cache(loaded.model)
+    assert largest_difference([mx.stack(rows) for rows in zip(*before, strict=True)], wanted) > 2e-3
+    assert largest_difference(decoded(paged), wanted) <= 2e-4
+    assert launches(kernels) == {WHOLE: 22 + 11, None: 11}
+    on_doubles(loaded)
+    assert isinstance(deferred(ropes[0]), Unrotated)
+
+
+def test_what_does_not_turn_leaves_a_module_deferring() -> None:
+    loaded = loaded_tiny("llama")
+    on_doubles(loaded)
+    loaded.model.train()
+    loaded.model.eval()
+    loaded.model.freeze()
+    loaded.model.layers[0].self_attn.rope.note = "of no account"
+    assert all(isinstance(deferred(layer.self_attn.rope), Unrotated) for layer in loaded.model.layers)
+
+
+def test_a_rope_that_is_set_for_queries_alone_is_refused_by_name() -> None:
+    loaded = loaded_tiny("llama")
+    for layer in loaded.model.layers:
+        layer.self_attn.__class__ = _attention(_by_two)
+        layer.self_attn.other = nn.RoPE(64)
+    paged, _ = on_doubles(loaded)
+    loaded.model.layers[0].self_attn.rope.base = 500.0
+    with pytest.raises(RotationError, match="different rotations"):
+        decoded(paged)
+    loaded.model.layers[0].self_attn.other.base = 500.0
+    assert largest_difference(decoded(on_doubles(loaded)[0]), own_cache(loaded.model)) <= 2e-4
+
+
+def deferred(rope: nn.Module) -> Any:
+    """What `rope` makes of queries in a pass that may put it off."""
+    offset = mx.array([3])
+    begin_deferring(offset)
+    try:
+        return rope(mx.zeros((1, 4, 1, 64)), offset=offset)
+    finally:
+        end_deferring()
+
+
 def test_a_model_is_left_as_it_is_to_everybody_else() -> None:
     """Its own cache and the gather arm get the same bits, before and after it is turned; both arms take turns."""
     loaded = loaded_tiny("llama")
@@ -156,9 +222,9 @@ def test_the_kill_switch_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_rope_classes() -> None:
     """Llama 3's frequencies and Yarn without a factor move too; Yarn with one does not, nor does a subclass."""
     scalings = {
-        "llama3": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64},
+        "llama3": LLAMA3,
         "linear": {"rope_type": "linear", "factor": 4.0},
-        "yarn": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+        "yarn": YARN,
         "factor": {"rope_type": "yarn", "factor": 4.0},
         "longrope": {"rope_type": "longrope", "original_max_position_embeddings": 64, "short_factor": 1.0,
                      "long_factor": 4.0},
@@ -207,6 +273,10 @@ def _gated(self: Any, queries: mx.array, keys: mx.array, offset: Any) -> tuple[A
     return queries, keys
 
 
+def _by_two(self: Any, queries: mx.array, keys: mx.array, offset: Any) -> tuple[Any, Any]:
+    return self.rope(queries, offset=offset), self.other(keys, offset=offset)
+
+
 CHANGES: dict[str, Callable[..., tuple[Any, Any]]] = {
     "queries are scaled": lambda self, q, k, offset: (self.rope(q, offset=offset) * 0.5, self.rope(k, offset=offset)),
     "keys are normed": lambda self, q, k, offset: (
@@ -247,14 +317,10 @@ def test_one_layer_that_does_more_leaves_the_others() -> None:
 
 def test_queries_and_keys_of_different_ropes() -> None:
     """Two modules are as good as one if they turn alike, and not if they do not."""
-
-    def two(self: Any, queries: mx.array, keys: mx.array, offset: Any) -> tuple[Any, Any]:
-        return self.rope(queries, offset=offset), self.other(keys, offset=offset)
-
     for base, rope in ((10_000.0, WHOLE), (5_000.0, None)):
         loaded = loaded_tiny("llama")
         for layer in loaded.model.layers:
-            layer.self_attn.__class__ = _attention(two)
+            layer.self_attn.__class__ = _attention(_by_two)
             layer.self_attn.other = nn.RoPE(64, base=base)
         paged, kernels = on_doubles(loaded)
         assert largest_difference(decoded(paged), own_cache(loaded.model)) <= 2e-4

@@ -32,10 +32,26 @@ logger = logging.getLogger("mlxcel_paged")
 
 
 class _Deferring:
-    """In front of a RoPE class: puts the rotation off where the pass asks for it."""
+    """In front of a RoPE class: puts the rotation off where the pass asks for it, until it is changed."""
 
     __slots__ = ()
+    _own_class: type
     _deferred_rotation: Rotation
+
+    # Writes are watched and not reads: a pass pays nothing for it.
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _TURNS_BY:
+            self.__class__ = self._own_class
+            setattr(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name in _TURNS_BY:
+            self.__class__ = self._own_class
+            self[name] = value
+        else:
+            super().__setitem__(name, value)  # type: ignore[misc]
 
     def __call__(self, x: mx.array, offset: Any = 0, *others: Any, **named: Any) -> mx.array | Unrotated:
         if is_deferred(offset):
@@ -71,7 +87,11 @@ _KINDS: dict[type, Callable[[Any], Rotation | None]] = {
     rope_utils.YarnRoPE: _by_freqs,
     rope_utils.ProportionalRoPE: _by_freqs,
 }
-_DEFERRING: dict[type, type] = {cls: type(f"Deferring{cls.__name__}", (_Deferring, cls), {}) for cls in _KINDS}
+# All that their calls, and so their `Rotation`s, depend on.
+_TURNS_BY = frozenset({"dims", "traditional", "base", "scale", "mscale", "_freqs"})
+_DEFERRING: dict[type, type] = {
+    cls: type(f"Deferring{cls.__name__}", (_Deferring, cls), {"_own_class": cls}) for cls in _KINDS
+}
 _KINDS.update({deferring: _KINDS[cls] for cls, deferring in _DEFERRING.items()})
 
 
@@ -79,6 +99,10 @@ def defer_rope(model: nn.Module, layout: KVLayout) -> list[set[RopeShape]]:
     """Lets the RoPE modules of `model` put their rotations off, if attention gets what they return as it is.
 
     Only passes between `begin_deferring` and `end_deferring` change. A model may be turned any number of times.
+
+    A module whose base, scale, dims or frequencies are set afterwards turns queries and keys itself from then on, by
+    what was set, until the model is turned again. If another module turns the keys, set both: a pass with one of them
+    alone raises `RotationError`. Elements that are written into an array of frequencies in place go unseen.
 
     Returns:
         For every KV group, what its launches are asked to apply in such passes; all empty if nothing was turned.
