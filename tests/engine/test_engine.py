@@ -385,10 +385,22 @@ def test_offline_streams_more_requests_than_the_queue_holds(start_engine: StartE
 
 
 def test_leaving_an_offline_stream_early_aborts_the_rest(start_engine: StartEngine) -> None:
-    engine = start_engine(lambda _: scripted_core())
+    is_left = threading.Event()
+
+    class Waiting(ScriptedRunner):
+        """Runs no second step before the stream is left."""
+
+        def launch(self, step: Step) -> Any:
+            assert step.step_id == 0 or is_left.wait(60)
+            return super().launch(step)
+
+    engine = start_engine(lambda _: scripted_core(runner_type=Waiting))
     for event in stream(engine, [request("a", [1], 150), request("b", [2], 150)]):
-        if event.token_id is not None:
-            break
+        assert event.finish_reason is None
+        break
+    is_left.set()
+    check_drained(engine)
+    assert {reason: count for reason, count in engine.stats().num_finished.items() if count} == {ABORT: 2}
 
 
 def test_an_offline_prompt_that_cannot_be_served_aborts_the_others(start_engine: StartEngine) -> None:

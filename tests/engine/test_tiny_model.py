@@ -202,10 +202,12 @@ def test_the_pools_take_what_was_planned(family: str) -> None:
 def test_the_end_of_sequence_token_ends_a_request(engine_of: Callable[..., Engine]) -> None:
     engine = engine_of("llama", **ARMS["fused"])
     sampling = [SamplingParams(max_tokens=200, temperature=1.5, seed=seed) for seed in range(8)]
-    for completion in generate(engine, [[1, 2]] * 8, sampling):
+    completions = generate(engine, [[1, 2]] * 8, sampling)
+    for completion in completions:
         if completion.finish_reason is FinishReason.STOP:
             assert completion.token_ids[-1] == VOCAB_SIZE - 1
         assert VOCAB_SIZE - 1 not in completion.token_ids[:-1]
+    assert any(completion.finish_reason is FinishReason.STOP for completion in completions)
 
 
 def test_aborts_at_random_moments_leave_the_neighbours_alone(engine_of: Callable[..., Engine]) -> None:

@@ -123,7 +123,9 @@ def test_a_connection_is_kept_for_the_next_request_after_errors(server: RunningS
 
 def test_small_writes_are_sent_at_once(server: RunningServer) -> None:
     server.client.get("/health")
-    for protocol in server.server.server_state.connections:
+    connections = list(server.server.server_state.connections)
+    assert connections, "the client has closed its connection"
+    for protocol in connections:
         connection = protocol.transport.get_extra_info("socket")
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 

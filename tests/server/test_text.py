@@ -33,7 +33,9 @@ def test_every_network_event_is_valid_utf8_by_itself(server: RunningServer) -> N
     body = json.dumps({"prompt": ids(server, "😀漢" * 5), "max_tokens": 35, "stream": True}).encode()
     with server.send_raw(URL, body, headers="Connection: close\r\n") as connection:
         answer = read_all(connection)
-    for event in answer.split(b"data: ")[1:]:
+    events = answer.split(b"data: ")[1:]
+    assert len(events) > 10, "one or more for each character, and the end"
+    for event in events:
         event.decode("utf-8")
 
 
