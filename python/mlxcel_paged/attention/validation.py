@@ -136,7 +136,7 @@ def _check_rows(
 
 
 def tensor(argument: str, value: Tensor, ndim: int) -> mx.array:
-    """Returns a floating-point array as an evaluated MLX array; NumPy arrays are copied."""
+    """Returns a floating-point array as an MLX array; NumPy arrays are copied."""
     if isinstance(value, np.ndarray):
         if value.dtype not in (np.float32, np.float16):
             raise invalid_type(argument, f"expected float32 or float16 (bfloat16 as an MLX array), got {value.dtype}")

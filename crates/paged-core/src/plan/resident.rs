@@ -85,7 +85,7 @@ impl WriteSection<'_> {
 
 impl Drop for WriteSection<'_> {
     fn drop(&mut self) {
-        // Pairs with the first Acquire load of the number in `PlanReader::try_read`: who sees it sees the whole section.
+        // Pairs with the first Acquire load of the number in `PlanReader::try_snapshot`: who sees it sees the whole section.
         self.resident.sequence.store(self.sequence.wrapping_add(2), Ordering::Release);
     }
 }

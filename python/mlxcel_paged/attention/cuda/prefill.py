@@ -7,8 +7,8 @@ evaluated when the pass ends, without waiting; whatever runs later on the stream
 Memory beyond the pools: MLX keeps what a kernel reads until the graph that holds the kernel has run, and lets the host
 be about ten graphs ahead, which at the size of Llama 3.1 8B is one and a half passes. So many layers' activations are
 alive together, and as many copies of keys and values of prefix and chunk: 4 KiB a token and layer there, 64 MiB a layer
-at 16384 tokens. Smaller chunks need less of the former. MLX's cache of freed memory is not emptied between chunks, as
-mlx-lm does it: the next chunk takes most of it over.
+at 16384 tokens. Smaller chunks need less of the former. What a chunk frees, the next one takes over: nobody waits for
+a chunk to empty MLX's cache behind it, as mlx-lm does; `engine/decode_tokens.py` empties it once the next is launched.
 """
 
 from __future__ import annotations
