@@ -222,6 +222,8 @@ def test_pools_that_cannot_be_written_in_place_are_named_and_left_alone() -> Non
         ("k_pages", wide[..., 4:], wide[..., 4:]),
         ("v_pages", good[0], stacked[:, 0]),
         ("v_pages", good[0], turned.swapaxes(2, 3)),
+        ("v_pages", good[0], good[0]),
+        ("v_pages", good[0], good[0][:]),
     ):
         new = tokens(2, KV_HEADS, 1, mx.float16)
         before = np.array(k), np.array(v)

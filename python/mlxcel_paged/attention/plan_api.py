@@ -214,6 +214,8 @@ class DecodePlan:
             return None, None
         if k_new is None or v_new is None:
             raise validation.invalid("k_new" if k_new is None else "v_new", "k_new and v_new come together")
+        if k_pages is v_pages:
+            raise validation.invalid("v_pages", "is k_pages, and new tokens are written in place")
         expected = (self.num_rows, self._pool_shape[2], self._pool_shape[3])
         checked = []
         for argument, value in (("k_new", k_new), ("v_new", v_new)):

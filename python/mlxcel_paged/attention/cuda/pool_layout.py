@@ -88,6 +88,8 @@ def place(
     )
     if fault is None and strides != v_strides:
         fault = ("v_pages", f"{v_strides} differ from k_pages' {strides}")
+    if fault is None and in_place and v_addresses[0] == k_addresses[0]:
+        fault = ("v_pages", "overlaps the memory of k_pages")
     if fault is None:
         return Placed(aligned, k_pages[0, 0, 0], v_pages[0, 0, 0], strides)
     if in_place:
