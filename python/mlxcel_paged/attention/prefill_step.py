@@ -49,8 +49,7 @@ class PrefillStep:
         self._is_complete = False
         self._gather_indices.clear()
         self._page_ids = [np.array(table.pages, np.int32) for table in tables]
-        # Head pages are only ever dropped whole, so the first held page holds tokens from its first slot on.
-        self._num_tokens = [(table.num_pages - 1) * pools.page_size + table.last_page_len for table in tables]
+        self._num_tokens = [table.num_held_tokens for table in tables]
         self._paths = [
             choose_path(
                 arm=self._arm,

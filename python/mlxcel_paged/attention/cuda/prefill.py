@@ -129,14 +129,12 @@ class CudaPrefillStep:
     def _chunk(self, group: int, num_new: int) -> _Chunk:
         found = self._chunks.get(group)
         if found is None:
-            table, page_size = self._tables[group], self._pools.page_size
+            table = self._tables[group]
             pages = np.array(table.pages, np.int32)
-            # Head pages are only ever dropped whole, so the first held page holds tokens from its first slot on.
-            num_tokens = (table.num_pages - 1) * page_size + table.last_page_len
             window = self._pools.layout.groups[group].window
-            num_before = num_tokens - num_new
+            num_before = table.num_held_tokens - num_new
             num_prefix = num_before if window is None else min(num_before, window - 1)
-            places = places_of_tokens(pages, num_before, num_new, page_size)
+            places = places_of_tokens(pages, num_before, num_new, self._pools.page_size)
             found = _Chunk(mx.array(pages), mx.array(places), num_before - num_prefix, num_prefix)
             self._chunks[group] = found
         return found
