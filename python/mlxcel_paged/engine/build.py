@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import mlx.core as mx
 
@@ -95,12 +95,11 @@ def build_core_over(config: EngineConfig, loaded: LoadedModel) -> EngineCore:
         runner = PagedRunner(model, tokens)
     else:
         runner = DenseRunner(DenseModel(loaded), tokens)
-    vocab_size = _vocab_size(loaded)
     scheduler = Scheduler(
         SchedulerConfig(
             max_batch_size=storage.max_batch,
             max_context=max_context,
-            vocab_size=vocab_size,
+            vocab_size=loaded.vocab_size,
             prefill_chunk=config.chunk_tokens(on_cpu=on_cpu),
             max_num_batched_tokens=config.batched_tokens(on_cpu=on_cpu, max_batch=storage.max_batch),
             prefix_cache=config.prefix_cache,
@@ -109,7 +108,9 @@ def build_core_over(config: EngineConfig, loaded: LoadedModel) -> EngineCore:
         ),
         groups,
     )
-    model_view = EngineModel(loaded.name, loaded.tokenizer, vocab_size, max_context, loaded.device, storage, memory)
+    model_view = EngineModel(
+        loaded.name, loaded.tokenizer, loaded.vocab_size, max_context, loaded.device, storage, memory
+    )
     logger.info("%s on %s storage: %s", loaded.name, storage.storage, storage.reason)
     return EngineCore(model_view, scheduler, runner, mlx_memory_bytes)
 
@@ -164,7 +165,7 @@ def plan_model_memory(
                 storage.max_batch,
                 storage.max_batch * max_context if config.arm == "gather" else 0,
             ),
-            _vocab_size(loaded),
+            loaded.vocab_size,
         ),
     )
 
@@ -202,12 +203,3 @@ def max_context_of(config: EngineConfig, loaded: LoadedModel) -> int:
         expected = f"at most {loaded.max_context}, what {loaded.name} was trained for"
         raise InvalidFieldError("max_context", config.max_context, expected)
     return config.max_context
-
-
-def _vocab_size(loaded: LoadedModel) -> int:
-    """Rows of the token embedding: what a token id may be without reading out of bounds."""
-    sources: tuple[dict[str, Any], ...] = (loaded.config, loaded.config.get("text_config") or {})
-    for source in sources:
-        if isinstance(source.get("vocab_size"), int):
-            return int(source["vocab_size"])
-    return len(loaded.tokenizer)

@@ -50,6 +50,14 @@ class LoadedModel:
     dtype: mx.Dtype
     device: Literal["cpu", "gpu"]
 
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the token embedding: what a token id may be without reading out of bounds."""
+        for source in (self.config, self.config.get("text_config") or {}):
+            if isinstance(source.get("vocab_size"), int):
+                return int(source["vocab_size"])
+        return len(self.tokenizer)
+
 
 def load_model(
     spec: str,

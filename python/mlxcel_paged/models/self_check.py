@@ -72,9 +72,8 @@ def self_check(
         arm=arm,
         layout=layout,
     )
-    vocab = _vocabulary_size(loaded)
     source = random.Random(_SEED)
-    sequences = [[source.randrange(vocab) for _ in range(length + _NUM_STEPS)] for length in lengths]
+    sequences = [[source.randrange(loaded.vocab_size) for _ in range(length + _NUM_STEPS)] for length in lengths]
     expected = [_own_cache_logits(loaded, tokens, length) for tokens, length in zip(sequences, lengths, strict=True)]
     try:
         found = _paged_logits(paged, sequences, lengths)
@@ -120,10 +119,3 @@ def _paged_logits(paged: PagedModel, sequences: list[list[int]], lengths: tuple[
         )
         mx.eval(logits[-1])
     return logits
-
-
-def _vocabulary_size(loaded: LoadedModel) -> int:
-    for source in (loaded.config, loaded.config.get("text_config") or {}):
-        if isinstance(source.get("vocab_size"), int):
-            return int(source["vocab_size"])
-    return len(loaded.tokenizer)
