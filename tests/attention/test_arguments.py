@@ -43,7 +43,9 @@ VALUES: list[tuple[str, Any]] = [
     ("num_splits", 0),
     ("layout", "DNH"),
     ("layout", None),
+    ("layout", np.array(["NHD", "HND"])),
     ("backend", "tpu"),
+    ("backend", np.zeros(2)),
     ("sinks", mx.zeros((3,))),
     ("sinks", mx.zeros((4, 1))),
 ]

@@ -32,8 +32,7 @@ def choose_backend(
         InvalidArgumentError: Unknown backend, or a shape that the fused kernel does not serve.
         BackendUnavailableError: The backend needs other hardware.
     """
-    if backend not in get_args(Backend):
-        raise validation.invalid("backend", f"must be one of {', '.join(get_args(Backend))}: {backend!r}")
+    backend = validation.one_of("backend", backend, get_args(Backend))
     servable = is_servable(num_qo_heads, num_kv_heads, head_dim, page_size)
     on_cpu = mx.default_device() == mx.cpu
     if backend == "auto":

@@ -152,9 +152,14 @@ def tensor(argument: str, value: Tensor, ndim: int) -> mx.array:
 
 def layout_name(value: Any) -> str:
     """Checks the pool layout."""
-    if value not in LAYOUTS:
-        raise invalid("layout", f"must be one of {', '.join(LAYOUTS)}: {value!r}")
-    return str(value)
+    return one_of("layout", value, LAYOUTS)
+
+
+def one_of(argument: str, value: Any, names: Sequence[str]) -> str:
+    """Checks a name."""
+    if not isinstance(value, str) or value not in names:
+        raise invalid(argument, f"must be one of {', '.join(names)}: {value!r}")
+    return value
 
 
 def pages(k_pages: Tensor, v_pages: Tensor) -> tuple[mx.array, mx.array]:
