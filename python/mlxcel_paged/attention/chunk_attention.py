@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import mlx.core as mx
@@ -56,15 +57,13 @@ def attend_chunk(
     Args:
         queries: `[1, num_qo_heads, num_queries, head_dim]`.
         keys, values: `[1, num_kv_heads, num_keys, head_dim]`; they end with the queries' own tokens and may begin
-            anywhere at or before the first token that a query sees.
+            anywhere at or before the first token that a query sees, those of a lone query at that token.
         window: Visible tokens, the current one included; None for all.
     """
     num_queries, num_keys = queries.shape[2], keys.shape[2]
     num_before = num_keys - num_queries
-    block = num_queries if window is None or num_keys <= window else WINDOW_BLOCK_TOKENS
     outputs = []
-    for begin in range(0, num_queries, block):
-        end = min(begin + block, num_queries)
+    for begin, end in _blocks(num_queries, is_whole=window is None or num_keys <= window):
         first = 0 if window is None else max(0, num_before + begin + 1 - window)
         last = num_before + end
         outputs.append(
@@ -80,6 +79,22 @@ def attend_chunk(
             )
         )
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=2)
+
+
+def _blocks(num_queries: int, *, is_whole: bool) -> Iterator[tuple[int, int]]:
+    """Where blocks of queries begin and end.
+
+    A query that is left over joins the block before it. By itself its keys would be a slice, and MLX on CUDA takes keys
+    of one query that are a slice of 256 tokens or more for the first ones of their buffer (`unslice_kv` in the sources
+    of mlx 0.32): it would read in front of the buffer.
+    """
+    begin = 0
+    while begin < num_queries:
+        end = begin + WINDOW_BLOCK_TOKENS
+        if is_whole or num_queries <= end + 1:
+            end = num_queries
+        yield begin, end
+        begin = end
 
 
 def _attend_block(
