@@ -17,6 +17,7 @@ from tiny import BASE, FAMILIES, VARIANTS, VOCAB, loaded_tiny
 
 from mlxcel_paged import _core
 from mlxcel_paged.attention import chunk_attention
+from mlxcel_paged.attention.chunk_attention import WINDOW_BLOCK_TOKENS
 from mlxcel_paged.models.loader import LoadedModel
 from mlxcel_paged.models.paged_model import PagedModel
 from mlxcel_paged.models.paged_rows import PagedRows
@@ -101,6 +102,15 @@ def test_chunks_of_the_default_size(monkeypatch: pytest.MonkeyPatch, family: str
     monkeypatch.setitem(BASE, "max_position_embeddings", 8192)
     monkeypatch.setitem(VARIANTS, "llama_sliding", ("llama", {**VARIANTS["llama_sliding"][1], "sliding_window": 700}))
     check(family, mx.float16, page_size=32, chunk=2048, lengths=[5000])
+
+
+def test_one_query_behind_a_whole_block_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX takes a slice of certain sizes, as keys of one query, for a prefix of a cache and reads in front of it."""
+    monkeypatch.setitem(BASE, "max_position_embeddings", 8192)
+    monkeypatch.setitem(VARIANTS, "llama_sliding", ("llama", {**VARIANTS["llama_sliding"][1], "sliding_window": 512}))
+    check(
+        "llama_sliding", mx.float16, page_size=32, chunk=WINDOW_BLOCK_TOKENS + 1, lengths=[2 * WINDOW_BLOCK_TOKENS + 4]
+    )
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])

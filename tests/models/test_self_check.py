@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 from tiny import loaded_tiny
 
@@ -13,6 +14,9 @@ from mlxcel_paged.attention.decode_step import DecodeStep
 from mlxcel_paged.attention.prefill_step import PrefillStep
 from mlxcel_paged.errors import SelfCheckError, UnsupportedModelError
 from mlxcel_paged.kvcache.handle import KeyHandle
+from mlxcel_paged.models import self_check as self_check_module
+from mlxcel_paged.models.loader import LoadedModel
+from mlxcel_paged.models.paged_model import PagedModel
 from mlxcel_paged.models.self_check import TOLERANCES, self_check
 
 
@@ -51,6 +55,23 @@ def test_a_missing_token_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(PrefillStep, "attend", forgetful)
     with pytest.raises(SelfCheckError):
+        self_check(loaded_tiny("llama"), page_size=16)
+
+
+def test_a_wrong_product_of_a_layer_that_was_turned_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the model is compared with is computed before a paged model puts our products into it."""
+
+    class Turned(nn.Linear):
+        def __call__(self, x: mx.array) -> mx.array:
+            return super().__call__(x) * 1.5
+
+    class TurningPagedModel(PagedModel):
+        def __init__(self, loaded: LoadedModel, **options: Any) -> None:
+            super().__init__(loaded, **options)
+            loaded.model.layers[0].mlp.up_proj.__class__ = Turned
+
+    monkeypatch.setattr(self_check_module, "PagedModel", TurningPagedModel)
+    with pytest.raises(SelfCheckError, match="tolerance"):
         self_check(loaded_tiny("llama"), page_size=16)
 
 

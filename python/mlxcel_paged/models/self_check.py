@@ -63,6 +63,10 @@ def self_check(
     layout = layout or kv_layout(loaded.model)
     lengths = (min(page_size + 3, _MAX_PROMPT_TOKENS), 5)
     pages_per_sequence = -(-(max(lengths) + _NUM_STEPS) // page_size)
+    source = random.Random(_SEED)
+    sequences = [[source.randrange(loaded.vocab_size) for _ in range(length + _NUM_STEPS)] for length in lengths]
+    expected = [_own_cache_logits(loaded, tokens, length) for tokens, length in zip(sequences, lengths, strict=True)]
+    # A paged model turns layers of the model to our kernels, so what these compute has to be there before.
     paged = PagedModel(
         loaded,
         num_pages=2 * pages_per_sequence,
@@ -72,9 +76,6 @@ def self_check(
         arm=arm,
         layout=layout,
     )
-    source = random.Random(_SEED)
-    sequences = [[source.randrange(loaded.vocab_size) for _ in range(length + _NUM_STEPS)] for length in lengths]
-    expected = [_own_cache_logits(loaded, tokens, length) for tokens, length in zip(sequences, lengths, strict=True)]
     try:
         found = _paged_logits(paged, sequences, lengths)
     except UnsupportedModelError:
