@@ -24,8 +24,7 @@ class Siblings:
     """Two or three layers that are called with the same array in a decode pass.
 
     Whether a call has the input of the launch before is a matter of the object, not of its values. That holds as long
-    as nobody changes the array in place between two calls, which no model of mlx-lm does. The self-check would show it
-    of dense layers, which MLX computes for a lone row; of quantized ones both of its sides come from here.
+    as nobody changes the array in place between two calls, which no model of mlx-lm does; the self-check would show it.
 
     Nothing outlives the input: outputs are dropped with the array that they were computed from, taken or not.
 
