@@ -160,7 +160,7 @@ def main() -> int:
     if min(options.pairs, options.runs, options.chunk) < 1:
         parser.error("--pairs, --runs and --chunk must be at least 1")
     if options.device == "gpu":
-        require_mlx_gpu()
+        require_mlx_gpu(without="--device cpu --shape tiny --tokens 256,1024")
     document = measure(options)
     print(markdown(document["rows"]))
     failed = flaws(document["results"])

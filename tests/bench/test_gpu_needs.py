@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -40,6 +41,8 @@ def test_without_a_gpu_a_script_ends_with_one_line(script: str, tmp_path: Path) 
     assert "hint" in line
     assert not done.stdout
     assert not out.exists()
+    if hint := re.search(r"on a machine without a GPU, (.+) shows that it works$", line):
+        assert f"python benchmarks/{script} {hint[1]}\n" in (BENCHMARKS / "README.md").read_text()
 
 
 def mlx(*, has_cuda: bool = True, error: Exception | None = None) -> Any:
