@@ -48,7 +48,7 @@ test-full: install ## the complete parameter products
 
 # Torch is large, so it is installed only where its tests can run; elsewhere they are skipped and say why.
 .PHONY: test-gpu
-test-gpu: install ## the CUDA kernel on this host's GPU; skipped with a reason without one
+test-gpu: install ## tests of the CUDA kernels; without a GPU those that run one are skipped with a reason
 	if nvidia-smi -L >/dev/null 2>&1; then \
 	  $(BIN)/python -c 'import torch' 2>/dev/null || $(BIN)/pip install --quiet --group gpu; \
 	fi
