@@ -121,11 +121,15 @@ def _local_path(spec: str) -> Path | None:
     if spec == EMBEDDED:
         return embedded_gguf()
     path = Path(spec).expanduser()
-    if spec and path.is_dir():
+    try:
+        is_dir, is_file = bool(spec) and path.is_dir(), path.is_file()
+    except OSError as error:  # a name too long, a folder that may not be looked into
+        raise ModelNotFoundError(f"no model at {spec!r}: {error.strerror}") from error
+    if is_dir:
         if not (path / "config.json").is_file():
             raise ModelNotFoundError(f"the directory {path} holds no model: config.json is missing")
         return path
-    if path.is_file():
+    if is_file:
         if path.suffix != ".gguf":
             raise ModelNotFoundError(f"{path} is a file but not a .gguf file (hint: name the model's directory)")
         return path
