@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from mlxcel_paged.errors import InvalidFieldError
+from mlxcel_paged.field_checks import check_choice, check_range, check_switch
 
 Device = Literal["auto", "cpu", "gpu"]
 DecodeStorage = Literal["auto", "paged", "dense"]
@@ -46,7 +47,7 @@ class EngineConfig:
         arm: `fused` and `gather` pin the attention path; `auto` follows the dispatch policy.
 
     Raises:
-        InvalidFieldError: A field is out of range, or contradicts another.
+        InvalidFieldError: A field is out of range or of another type, or contradicts another.
     """
 
     model: str = "embedded"
@@ -67,23 +68,27 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if not self.model:
             raise InvalidFieldError("model", self.model, "embedded, a path or a repository id")
-        _check_choice("device", self.device, get_args(Device))
-        _check_choice("decode_storage", self.decode_storage, get_args(DecodeStorage))
-        _check_choice("arm", self.arm, get_args(Arm))
-        _check_choice("dtype", self.dtype, (None, *get_args(DType)))
-        _check_choice("page_size", self.page_size, PAGE_SIZES)
-        _check_range("parallel", self.parallel, 1, MAX_PARALLEL)
+        for name in ("no_batch", "prefix_cache"):
+            check_switch(name, getattr(self, name))
+        if self.keep_quantized is not None:
+            check_switch("keep_quantized", self.keep_quantized)
+        check_choice("device", self.device, get_args(Device))
+        check_choice("decode_storage", self.decode_storage, get_args(DecodeStorage))
+        check_choice("arm", self.arm, get_args(Arm))
+        check_choice("dtype", self.dtype, (None, *get_args(DType)))
+        check_choice("page_size", self.page_size, PAGE_SIZES)
+        check_range("parallel", self.parallel, 1, MAX_PARALLEL)
         if self.prefill_chunk is not None:
-            _check_range("prefill_chunk", self.prefill_chunk, 1, 1 << 20)
+            check_range("prefill_chunk", self.prefill_chunk, 1, 1 << 20)
         if self.max_num_batched_tokens is not None:
             # One token beside a full batch is what a prompt needs to advance.
             beside = ("no_batch", True) if self.no_batch else ("parallel", self.parallel)
             low = self.max_batch + 1
-            _check_range("max_num_batched_tokens", self.max_num_batched_tokens, low, 1 << 20, beside)
+            check_range("max_num_batched_tokens", self.max_num_batched_tokens, low, 1 << 20, beside)
         if self.max_context is not None:
-            _check_range("max_context", self.max_context, 2, 1 << 24)
+            check_range("max_context", self.max_context, 2, 1 << 24)
         if self.kv_cache_budget is not None:
-            _check_range("kv_cache_budget", self.kv_cache_budget, 0, 1 << 62)
+            check_range("kv_cache_budget", self.kv_cache_budget, 0, 1 << 62)
         if self.no_batch and self.decode_storage == "paged":
             raise InvalidFieldError("decode_storage", "paged", "auto or dense", beside=("no_batch", True))
         if self.decode_storage == "dense" and self.arm != "auto":
@@ -105,13 +110,3 @@ class EngineConfig:
         if self.max_num_batched_tokens is not None or not on_cpu:
             return self.max_num_batched_tokens
         return CPU_BATCHED_PROMPT_TOKENS + max_batch
-
-
-def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        raise InvalidFieldError(name, value, f"one of {', '.join(map(str, choices))}")
-
-
-def _check_range(name: str, value: int, low: int, high: int, beside: tuple[str, object] | None = None) -> None:
-    if not low <= value <= high:
-        raise InvalidFieldError(name, value, f"between {low} and {high}", beside=beside)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlxcel_paged.errors import InvalidFieldError
+from mlxcel_paged.field_checks import check_count
 from mlxcel_paged.request import InvalidRequestError, QueueFullError
 
 
@@ -24,8 +24,8 @@ class QueueLimits:
     def __post_init__(self) -> None:
         # Under the names that the engine gives them.
         for name, value in (("max_queued_requests", self.max_requests), ("max_queued_tokens", self.max_tokens)):
-            if value is not None and value < 1:
-                raise InvalidFieldError(name, value, "at least 1")
+            if value is not None:
+                check_count(name, value, "at least 1")
 
     def room(self, num_queued: int, num_free_places: int) -> int | None:
         """Requests that may still be queued; None is no bound.

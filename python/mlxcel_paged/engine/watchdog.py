@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 
 from mlxcel_paged.engine.step_times import StepTimes
-from mlxcel_paged.errors import InvalidFieldError
+from mlxcel_paged.field_checks import check_seconds
 
 logger = logging.getLogger("mlxcel_paged")
 
@@ -26,8 +26,8 @@ class Watchdog:
     """
 
     def __init__(self, times: StepTimes, timeout_s: float | None, thread_ident: Callable[[], int | None]) -> None:
-        if timeout_s is not None and timeout_s <= 0:
-            raise InvalidFieldError("step_timeout_s", timeout_s, "positive")
+        if timeout_s is not None:
+            check_seconds("step_timeout_s", timeout_s)
         self._times = times
         self._timeout_s = timeout_s
         self._thread_ident = thread_ident

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from mlxcel_paged.errors import InvalidFieldError
+from mlxcel_paged.field_checks import check_count, check_range, check_seconds, check_switch, check_texts
 
 MAX_SEQUENCES = 128
 _KEY = re.compile(r"[!-~]{1,512}")
@@ -40,7 +41,7 @@ class ServerConfig:
         debug_endpoints: Serve `/v1/debug/plan`.
 
     Raises:
-        InvalidFieldError: A field is out of range.
+        InvalidFieldError: A field is out of range or of another type.
     """
 
     host: str = "127.0.0.1"
@@ -73,8 +74,11 @@ class ServerConfig:
         if not self.host:
             expected = "an address, such as 127.0.0.1 for this machine alone or 0.0.0.0 for every network"
             raise InvalidFieldError("host", self.host, expected)
-        if not 0 <= self.port <= 65535:
-            raise InvalidFieldError("port", self.port, "between 0 and 65535")
+        check_range("port", self.port, 0, 65535)
+        for name in ("open_metrics", "debug_endpoints"):
+            check_switch(name, getattr(self, name))
+        for name in ("model_aliases", "api_keys", "cors_origins"):
+            check_texts(name, getattr(self, name))
         if self.served_model_name is not None and not self.served_model_name:
             raise InvalidFieldError("served_model_name", self.served_model_name, "a name of one character or more")
         if not all(_KEY.fullmatch(key) for key in self.api_keys):
@@ -94,8 +98,7 @@ class ServerConfig:
             "max_stop_characters",
             "max_open_sequences",
             "retry_after_s",
-            "keepalive_interval_s",
             "shutdown_timeout_s",
         ):
-            if getattr(self, name) <= 0:
-                raise InvalidFieldError(name, getattr(self, name), "positive")
+            check_count(name, getattr(self, name))
+        check_seconds("keepalive_interval_s", self.keepalive_interval_s)
