@@ -26,12 +26,13 @@ PACKAGES = (
 
 
 def write_run(out: Path, document: Mapping[str, Any], *, complete: bool) -> dict[str, Any]:
-    """Writes `document` behind what every run begins with, and returns all of it.
+    """Writes `document` behind what every run begins with, and returns all of it. Makes the folder.
 
     Args:
         complete: The run has ended and did all that it was asked for. What failed in it is said by its results.
     """
     whole = {**run_header(), "complete": complete, **document}
+    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(whole, indent=1) + "\n")
     return whole
 

@@ -25,6 +25,13 @@ def test_a_run_begins_with_what_made_it(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run.json").read_text()) == document
 
 
+def test_a_run_into_a_new_folder_is_not_lost(tmp_path: Path) -> None:
+    """It is written when all has been measured."""
+    out = tmp_path / "new" / "folder" / "run.json"
+    document = write_run(out, {}, complete=True)
+    assert json.loads(out.read_text()) == document
+
+
 @pytest.mark.parametrize("script", [bench_step_mlx, bench_prefill_cuda])
 def test_a_run_in_progress_is_not_complete(script: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that is written is looked at, in the order in which it is written; the arms themselves are not run."""
