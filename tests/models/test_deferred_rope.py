@@ -121,6 +121,7 @@ SETTINGS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "traditional": (None, lambda rope: setattr(rope, "traditional", True)),
     "frequencies": (LLAMA3, lambda rope: setattr(rope, "_freqs", rope._freqs * 3)),
     "frequencies by an update": (LLAMA3, lambda rope: rope.update({"_freqs": rope._freqs * 3})),
+    "frequencies by a union": (LLAMA3, lambda rope: rope.__ior__({"_freqs": rope._freqs * 3})),
     "factor": (YARN, lambda rope: setattr(rope, "mscale", 1.5)),
 }
 

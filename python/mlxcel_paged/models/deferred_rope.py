@@ -53,6 +53,12 @@ class _Deferring:
         else:
             super().__setitem__(name, value)  # type: ignore[misc]
 
+    # A dict's own union would go past the write above.
+    def __ior__(self, values: Any) -> Any:
+        for name, value in dict(values).items():
+            self[name] = value
+        return self
+
     def __call__(self, x: mx.array, offset: Any = 0, *others: Any, **named: Any) -> mx.array | Unrotated:
         if is_deferred(offset):
             if others or named:
