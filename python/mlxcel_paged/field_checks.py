@@ -8,6 +8,16 @@ from typing import TypeGuard
 from mlxcel_paged.errors import InvalidFieldError
 
 
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is an integer; a switch is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether it is an integer or a float; a switch is neither."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Refuses what is none of `choices`."""
     if not any(type(value) is type(choice) and value == choice for choice in choices):
@@ -26,19 +36,19 @@ def check_range(name: str, value: object, low: int, high: int, beside: tuple[str
     Args:
         beside: another field that the range depends on, and its value; a switch is True.
     """
-    if not _is_whole(value) or not low <= value <= high:
+    if not is_whole(value) or not low <= value <= high:
         raise InvalidFieldError(name, value, f"between {low} and {high}", beside=beside)
 
 
 def check_count(name: str, value: object, expected: str = "positive") -> None:
     """Refuses what is no integer of 1 or more; a switch is none."""
-    if not _is_whole(value) or value < 1:
+    if not is_whole(value) or value < 1:
         raise InvalidFieldError(name, value, expected)
 
 
 def check_seconds(name: str, value: object) -> None:
     """Refuses what is no positive and finite number."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+    if not is_number(value) or not 0 < value < math.inf:
         raise InvalidFieldError(name, value, "positive")
 
 
@@ -46,7 +56,3 @@ def check_texts(name: str, value: object) -> None:
     """Refuses what is no tuple or list of texts: one text would be read letter by letter."""
     if not isinstance(value, tuple | list) or not all(isinstance(text, str) for text in value):
         raise InvalidFieldError(name, value, "a tuple of texts", got="")
-
-
-def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)

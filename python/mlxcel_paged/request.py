@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from mlxcel_paged.errors import InvalidFieldError, PagedError
+from mlxcel_paged.field_checks import is_number, is_whole
 from mlxcel_paged.grammar import Grammar
 
 _MAX_TOKEN_ID = 2**31 - 1
@@ -243,14 +244,14 @@ class TokenEvent:
 
 
 def _check_int(param: str, value: object, *, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_whole(value):
         raise InvalidRequestError(param, value, "an integer")
     if value < minimum:
         raise InvalidRequestError(param, value, f"at least {minimum}")
 
 
 def _check_float(param: str, value: object, *, maximum: float, minimum: float = 0.0) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         raise InvalidRequestError(param, value, "a number")
     try:
         number = float(value)

@@ -18,7 +18,7 @@ from mlxcel_paged.config import EngineConfig
 from mlxcel_paged.engine import Engine, EngineState
 from mlxcel_paged.engine.core import EngineCore
 from mlxcel_paged.engine.errors import EngineFailedError, EngineNotReadyError
-from mlxcel_paged.engine.offline import generate, stream
+from mlxcel_paged.engine.offline import generate
 from mlxcel_paged.request import ContextLengthExceededError, InvalidRequestError, QueueFullError, SamplingParams
 from mlxcel_paged.scheduler import Step, StepResult
 from scheduler.scripted import VOCAB_SIZE, ScriptedRunner, solo
@@ -376,34 +376,3 @@ def test_many_threads_submit_and_abort(start_engine: StartEngine) -> None:
         thread, index = map(int, name.split("-"))
         if event.finish_reason is LENGTH:
             assert inbox.tokens(name) == solo([thread, index], 6)
-
-
-def test_offline_streams_more_requests_than_the_queue_holds(start_engine: StartEngine) -> None:
-    engine = start_engine(lambda _: scripted_core(max_batch_size=2), max_queued_requests=1)
-    completions = generate(engine, [[index] for index in range(20)], GREEDY)
-    assert [completion.token_ids for completion in completions] == [solo([index], 12) for index in range(20)]
-
-
-def test_leaving_an_offline_stream_early_aborts_the_rest(start_engine: StartEngine) -> None:
-    is_left = threading.Event()
-
-    class Waiting(ScriptedRunner):
-        """Runs no second step before the stream is left."""
-
-        def launch(self, step: Step) -> Any:
-            assert step.step_id == 0 or is_left.wait(60)
-            return super().launch(step)
-
-    engine = start_engine(lambda _: scripted_core(runner_type=Waiting))
-    for event in stream(engine, [request("a", [1], 150), request("b", [2], 150)]):
-        assert event.finish_reason is None
-        break
-    is_left.set()
-    check_drained(engine)
-    assert {reason: count for reason, count in engine.stats().num_finished.items() if count} == {ABORT: 2}
-
-
-def test_an_offline_prompt_that_cannot_be_served_aborts_the_others(start_engine: StartEngine) -> None:
-    engine = start_engine(lambda _: scripted_core())
-    with pytest.raises(ContextLengthExceededError):
-        generate(engine, [[1], [1] * 500], GREEDY)

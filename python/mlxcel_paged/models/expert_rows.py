@@ -14,6 +14,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.switch_layers import SwitchLinear
 
+from mlxcel_paged.models.layer_classes import turn_layers
+
 
 # mlx-lm's classes are untyped here.
 class RowStridedSwitchLinear(SwitchLinear):  # type: ignore[misc]
@@ -32,14 +34,5 @@ def with_row_strides(x: mx.array) -> mx.array:
 
 
 def give_experts_row_strides(model: nn.Module) -> int:
-    """Turns the dense expert layers of `model` into the class above, in place. Subclasses are left alone.
-
-    Returns:
-        The layers that were turned; 0 the second time.
-    """
-    turned = 0
-    for module in model.modules():
-        if type(module) is SwitchLinear:
-            module.__class__ = RowStridedSwitchLinear
-            turned += 1
-    return turned
+    """Turns the dense expert layers of `model` into the class above; see `turn_layers`."""
+    return turn_layers(model, {SwitchLinear: RowStridedSwitchLinear})

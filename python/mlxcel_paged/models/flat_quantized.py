@@ -11,6 +11,8 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxcel_paged.models.layer_classes import turn_layers
+
 
 # MLX's classes are untyped here.
 class FlatQuantizedLinear(nn.QuantizedLinear):  # type: ignore[misc]
@@ -31,18 +33,8 @@ _FLAT = {nn.QuantizedLinear: FlatQuantizedLinear, nn.QuantizedEmbedding: FlatQua
 
 
 def flatten_quantized(model: nn.Module) -> int:
-    """Turns the quantized layers of `model` into the classes above, in place. Subclasses are left alone.
-
-    Returns:
-        The layers that were turned; 0 the second time.
-    """
-    turned = 0
-    for module in model.modules():
-        flat = _FLAT.get(type(module))
-        if flat is not None:
-            module.__class__ = flat
-            turned += 1
-    return turned
+    """Turns the quantized layers of `model` into the classes above; see `turn_layers`."""
+    return turn_layers(model, _FLAT)
 
 
 def _as_one_matrix(product: Callable[[mx.array], mx.array], x: mx.array) -> mx.array:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from mlxcel_paged.field_checks import is_number, is_whole
 from mlxcel_paged.server.body import json_type
 from mlxcel_paged.server.errors import ApiError, bad_request
 from mlxcel_paged.text.errors import TextError
@@ -59,7 +60,7 @@ class Fields:
         value = self.take(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int):
+        if not is_whole(value):
             raise wrong_type(self.param(name), "an integer", value)
         if value < minimum or (maximum is not None and value > maximum):
             expected = f"at least {minimum}" if maximum is None else f"between {minimum} and {maximum}"
@@ -70,7 +71,7 @@ class Fields:
         value = self.take(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if not is_number(value):
             raise wrong_type(self.param(name), "a number", value)
         # Compared before it is converted: an integer may be too large for a float. 1e999 is parsed as infinity.
         if not minimum <= value <= maximum:
